@@ -1,0 +1,143 @@
+"""What the command lines share: printing, progress, JSON and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from patchset.archive import Progress
+    from patchset.errors import PatchsetError
+    from patchset.report import Report
+
+# How the last line begins, by exit code; see patchset.errors for the codes.
+_FAILED = {2: "bad usage", 3: "refused", 4: "integrity failure", 5: "failed"}
+_WORD = {
+    "done": "done and verified",
+    "nothing-to-do": "nothing to do",
+    "would-do": "would apply",
+    "state": "state",
+}
+
+EXIT_CODES = (
+    "Exit codes: 0 done or nothing to do, 1 unexpected, 2 bad usage, 3 refused, "
+    "4 integrity failure, 5 network or environment."
+)
+
+
+def make_app(command: Callable[..., None]) -> typer.Typer:
+    """A one-command application whose help ends with the exit codes."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(epilog=EXIT_CODES)(command)
+    return app
+
+
+def run(app: typer.Typer, name: str) -> None:
+    """Run ``app`` on ``sys.argv``; with ``--json``, usage errors are JSON as well."""
+    if "--json" not in sys.argv:
+        app()
+        return
+    try:
+        code = typer.main.get_command(app).main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except Exception as fault:
+        # The exception classes of the parser are private to typer; this is what they share.
+        show = getattr(fault, "format_message", None)
+        if show is None:
+            raise
+        _print_failure(name, show(), 2, "usage", as_json=True)
+        sys.exit(2)
+
+
+def execute(name: str, as_json: bool, job: Callable[[Progress], Report]) -> None:
+    """Run ``job`` with a progress callback, print its report and leave with its exit code."""
+    from patchset.errors import PatchsetError
+
+    try:
+        with _progress(as_json) as progress:
+            report = job(progress)
+    except PatchsetError as fault:
+        _print_fault(name, fault, as_json)
+        raise typer.Exit(fault.exit_code) from None
+    except KeyboardInterrupt:
+        _print_failure(name, "interrupted by the user", 130, "interrupted", as_json)
+        raise typer.Exit(130) from None
+    except Exception:
+        # A defect of ours: the traceback is wanted.
+        traceback.print_exc()
+        message = "unexpected fault in the tool; please report the lines above"
+        _print_failure(name, message, 1, "unexpected", as_json)
+        raise typer.Exit(1) from None
+    if as_json:
+        print(report.model_dump_json(by_alias=True, indent=2))
+    else:
+        for line in getattr(report, "lines", list)():
+            say(line)
+        say(f"{_WORD[report.result]}: {report.message}")
+    raise typer.Exit(report.exit_code)
+
+
+def say(text: str, *, error: bool = False) -> None:
+    """Print a line as it is: no markup, and no wrapping of paths."""
+    print(text, file=sys.stderr if error else sys.stdout)
+
+
+def _print_fault(name: str, fault: PatchsetError, as_json: bool) -> None:
+    if as_json:
+        from patchset.report import error_report
+
+        print(error_report(name, fault).model_dump_json(by_alias=True, indent=2))
+        return
+    step = f" {fault.next_step}" if fault.next_step else ""
+    end = "" if fault.message.endswith((".", "!", "?")) else "."
+    say(f"{_FAILED.get(fault.exit_code, 'failed')}: {fault.message}{end}{step}", error=True)
+
+
+def _print_failure(name: str, message: str, code: int, kind: str, as_json: bool) -> None:
+    if not as_json:
+        say(f"failed: {message}", error=True)
+        return
+    detail = {"kind": kind, "message": message, "next_step": None, "path": None, "line": None}
+    head = {"schema": f"vllm-kimi-eagle3/{name}/1", "result": "error", "exit_code": code}
+    print(json.dumps({**head, "message": message, "error": detail}, indent=2))
+
+
+@contextmanager
+def _progress(as_json: bool) -> Iterator[Progress]:
+    """A bar per kind of work on standard error, when somebody is there to see it."""
+    if as_json or not sys.stderr.isatty():
+        last = ""
+
+        def note(what: str, done: int, total: int) -> None:
+            # In a log, one line per kind of long work is what helps.
+            nonlocal last
+            if what != last and total > 1 << 24 and not as_json:
+                last = what
+                say(f"{what} ({total / 1e6:.0f} MB) ...", error=True)
+
+        yield note
+        return
+
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    color = None if "NO_COLOR" not in os.environ else False
+    console = Console(stderr=True, no_color=color is False)
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, object] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            task = tasks.get(what)
+            if task is None:
+                task = tasks[what] = bars.add_task(what, total=total)
+            bars.update(task, completed=done, total=total)  # type: ignore[arg-type]
+
+        yield show

@@ -1,0 +1,71 @@
+"""Write or check series.lock, the checksums before and after a series."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli import execute, make_app, run
+
+if TYPE_CHECKING:
+    from patchset.archive import Progress
+    from patchset.report import Report
+
+
+def lock(
+    release: Annotated[str, typer.Option(help="Pinned vLLM version, e.g. 0.16.0.")],
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            help="Pristine source: a wheel, an sdist (file or folder) or a checkout; "
+            "the pinned sdist is fetched if left out."
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; fail if the lock is stale.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Apply the series of RELEASE in memory to its pristine source and write series.lock."""
+
+    def job(progress: Progress) -> Report:
+        from patchset.download import download
+        from patchset.errors import IntegrityFault
+        from patchset.lock import compute_lock
+        from patchset.project import Project
+        from patchset.report import LockReport, schema
+        from patchset.source import open_source
+
+        project = Project.here()
+        pin = project.release(release)
+        series = project.series(release)
+        with open_source(source or download(pin.find("sdist"), progress)) as read:
+            computed = compute_lock(series, read)
+        path = project.lock_path(pin)
+        text = computed.dump()
+        same = path.is_file() and path.read_text(encoding="utf-8") == text
+        if check and not same:
+            raise IntegrityFault(
+                f"{path}: is stale", next_step=f"Write it with tools/lock.py --release {release}."
+            )
+        if not same:
+            path.write_text(text, encoding="utf-8")
+        return LockReport(
+            schema=schema("lock"),
+            result="nothing-to-do" if same else "done",
+            exit_code=0,
+            message=f"{path} ({len(computed.paths)} paths, digest {computed.digest})",
+            release=release,
+            lock=str(path),
+            digest=computed.digest,
+            patches=[patch.name for patch in series.patches],
+            paths=list(computed.paths),
+        )
+
+    execute("lock", json, job)
+
+
+if __name__ == "__main__":
+    run(make_app(lock), "lock")

@@ -1,0 +1,58 @@
+"""Which paths a series may name, and where they lie in a tree."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from patchset.errors import UnsafePath
+
+PACKAGE = "vllm"
+VERSION_FILE = "vllm/_version.py"
+
+
+def check_path(path: str, where: str) -> str:
+    """Return ``path`` if a series may touch it, else raise :class:`UnsafePath`.
+
+    Allowed are normalised, relative POSIX paths of files below ``vllm/`` that ship in the wheels.
+    ``where`` names the patch or folder that mentions the path, for the message.
+    """
+    parts = path.split("/")
+    reason = None
+    if path.startswith("/"):
+        reason = "is absolute"
+    elif any(part in ("", ".", "..") for part in parts):
+        reason = "is not normalised or leaves the tree"
+    elif any(part.lower() == ".git" for part in parts):
+        reason = "lies inside a git directory"
+    elif "\\" in path or ":" in path or any(ord(char) < 32 or ord(char) == 127 for char in path):
+        reason = "has characters that are not portable"
+    elif parts[0] != PACKAGE or len(parts) < 2:
+        reason = f"is outside {PACKAGE}/, the only folder that ships in the wheels"
+    elif path == VERSION_FILE:
+        reason = "is written by the build, so that it differs between artifacts of one release"
+    if reason:
+        raise UnsafePath(f"{where}: the path {path!r} {reason}")
+    return path
+
+
+def locate(root: Path, path: str) -> Path:
+    """Where ``path`` lies under ``root``, refusing any symbolic link on the way.
+
+    ``root`` itself may be reached through links (it is what the user named); below it a link could
+    lead out of the tree, so neither folders nor the file itself may be one.
+    """
+    current = os.fspath(root)
+    for part in path.split("/"):
+        current = os.path.join(current, part)
+        try:
+            mode = os.lstat(current).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            break
+        if stat.S_ISLNK(mode):
+            raise UnsafePath(
+                f"{current}: is a symbolic link, which could lead outside the tree {root}",
+                next_step="Replace the link by what it points to, or patch that place itself.",
+            )
+    return root.joinpath(*path.split("/"))

@@ -1,0 +1,51 @@
+"""``kimi_eagle3.json`` in a patched wheel's dist-info: what was made from what."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from patchset.releases import Sha256, Strict
+
+PROVENANCE = "kimi_eagle3.json"
+
+
+class Source(Strict):
+    """The official artifact that was patched."""
+
+    file: str
+    sha256: Sha256
+
+
+class AppliedPatch(Strict):
+    """A patch and the faults it cures."""
+
+    name: str
+    sha256: Sha256
+    subject: str
+    faults: list[str]
+
+
+class AddedFile(Strict):
+    """An overlay file, by the path where it landed."""
+
+    path: str
+    sha256: Sha256
+
+
+class Provenance(Strict):
+    """The file's schema. It holds no time and no place, so that builds are reproducible."""
+
+    schema_: Literal["vllm-kimi-eagle3/provenance/1"] = Field(alias="schema")
+    release: str
+    version: str
+    digest: Sha256
+    upto: int | None
+    source: Source
+    patches: list[AppliedPatch]
+    overlay: list[AddedFile]
+
+    def dump(self) -> bytes:
+        """The bytes of the file."""
+        return self.model_dump_json(by_alias=True, indent=2).encode() + b"\n"

@@ -1,0 +1,52 @@
+"""Pristine sources to read from: a wheel, a source archive, or a folder."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from patchset.archive import Archive
+from patchset.errors import IntegrityFault, UsageFault
+from patchset.paths import PACKAGE, locate
+from patchset.series import Read
+
+
+@contextmanager
+def open_source(path: Path) -> Iterator[Read]:
+    """A function that reads one path of ``path``, whatever it is."""
+    if path.is_dir():
+        if not (path / PACKAGE).is_dir():
+            raise UsageFault(f"{path}: has no {PACKAGE}/ folder")
+        yield lambda name: _read_file(path, name)
+    elif path.name.endswith(".whl"):
+        with Archive(path) as archive:
+            yield archive.read
+    elif path.name.endswith(".tar.gz"):
+        yield _tarball(path).get
+    else:
+        raise UsageFault(f"{path}: is not a wheel, a .tar.gz or a folder")
+
+
+def _read_file(root: Path, name: str) -> bytes | None:
+    try:
+        return locate(root, name).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _tarball(path: Path) -> dict[str, bytes]:
+    """All package files of an sdist. It is 30 MB packed; only the lock and tests read it."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                name = member.name.partition("/")[2]
+                if member.isfile() and name.startswith(f"{PACKAGE}/"):
+                    stream = archive.extractfile(member)
+                    assert stream is not None
+                    found[name] = stream.read()
+    except (tarfile.TarError, EOFError, OSError) as fault:
+        raise IntegrityFault(f"{path}: is not a complete archive: {fault}") from fault
+    return found
