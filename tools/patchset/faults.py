@@ -1,0 +1,86 @@
+"""The faults of vLLM that this repository knows, as `patches/faults.toml` lists them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from packaging.version import Version
+from pydantic import Field, ValidationError, field_validator
+
+from patchset.errors import IntegrityFault
+from patchset.releases import Strict
+
+Grade = Literal["E", "S", "R", "?"]
+Release = Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
+
+
+class Span(Strict):
+    """Releases with a fault: from ``first`` up to, not including, ``healed`` (None: all later)."""
+
+    first: Release
+    healed: Release | None = None
+
+    def covers(self, version: str) -> bool:
+        """Whether that release lies in the span."""
+        if Version(version) < Version(self.first):
+            return False
+        return self.healed is None or Version(version) < Version(self.healed)
+
+    def __str__(self) -> str:
+        return f"{self.first} – {f'before {self.healed}' if self.healed else ''}".rstrip()
+
+
+class Fault(Strict):
+    """One defect or gap of vLLM. ``pattern`` is None when no log shows the fault."""
+
+    id: Annotated[str, Field(pattern=r"^F\d{2}$")]
+    title: Annotated[str, Field(min_length=1)]
+    symptom: Annotated[str, Field(min_length=1)]
+    pattern: str | None = None
+    affected: Annotated[list[Span], Field(min_length=1)]
+    grade: Grade
+    evidence: Annotated[str, Field(min_length=1)]
+    uncured: dict[Release, str] = Field(default_factory=dict)
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                re.compile(value)
+            except re.error as fault:
+                raise ValueError(f"not a regular expression: {fault}") from fault
+        return value
+
+    def affects(self, version: str) -> bool:
+        """Whether stock vLLM of that version has the fault."""
+        return any(span.covers(version) for span in self.affected)
+
+    def seen_in(self, text: str) -> bool:
+        """Whether `text` (a log, an error message) shows the fault."""
+        return self.pattern is not None and re.search(self.pattern, text) is not None
+
+
+class _File(Strict):
+    fault: Annotated[list[Fault], Field(min_length=1)]
+
+
+def load_faults(path: Path) -> tuple[Fault, ...]:
+    """Read and validate ``faults.toml``; :class:`IntegrityFault` names the faulty key."""
+    try:
+        faults = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).fault
+    except FileNotFoundError as fault:
+        raise IntegrityFault(f"{path}: is missing") from fault
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
+        raise IntegrityFault(f"{path}: is not valid TOML: {fault}") from fault
+    except ValidationError as fault:
+        first = fault.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise IntegrityFault(f"{path}: {place}: {first['msg']}") from fault
+    ids = [fault.id for fault in faults]
+    if ids != sorted(set(ids)):
+        raise IntegrityFault(f"{path}: the fault ids are not distinct and in order")
+    return tuple(faults)
