@@ -1,0 +1,265 @@
+"""Run the real vLLM engine on a CPU, from a process that needs neither vllm nor torch.
+
+A *tree* is a directory that holds an importable `vllm` package with its CPU extension (an unpacked CPU
+wheel, patched or not); a *python* is the interpreter of an environment with vLLM's dependencies. Both
+may be the same installation: then the tree is its `site-packages`.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+LOG_TAIL = 6000  # characters of the log that an error message shows
+
+# What the stand-in wants from every engine; a job's own keys win.
+ENGINE_DEFAULTS: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "trust_remote_code": True,
+    "max_model_len": 512,
+    "block_size": 32,
+    "seed": 0,
+}
+
+
+class EngineFailed(RuntimeError):
+    """The engine's process died, hung or would not answer; the message ends with its log."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """An OpenAI server that answers at `url` (no trailing slash) as model `standin`."""
+
+    url: str
+    log: Path
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """POST `body` as JSON and return the decoded answer. Raises urllib.error.HTTPError."""
+        request = urllib.request.Request(
+            self.url + path,
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            decoded: dict[str, Any] = json.load(answer)
+        return decoded
+
+    def metrics(self) -> dict[str, float]:
+        """`/metrics` as name -> value, summed over labels; `name[i]` for draft position i."""
+        with urllib.request.urlopen(self.url + "/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        found: dict[str, float] = {}
+        for line in lines:
+            if line.startswith("vllm:"):
+                name, value = line.rsplit(" ", 1)
+                base, _, labels = name.partition("{")
+                position = re.search(r'position="(\d+)"', labels)
+                key = f"{base}[{position[1]}]" if position else base
+                found[key] = found.get(key, 0.0) + float(value)
+        return found
+
+
+def engine_environ(tree: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Environment variables under which a process runs the vllm of `tree` on this machine's CPU.
+
+    `extra` is laid over it. What the caller's own environment says about Python and vLLM is dropped.
+    """
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "PYTHON", "TORCH"))}
+    state = _cache_root() / "vllm" / tree.name
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join(map(str, [tree, ROOT / "standin" / "plugin", ROOT])),
+        # The tree and the checkout stay as they are.
+        "PYTHONPYCACHEPREFIX": str(state / "pycache"),
+        # See standin/scaffold.py for these three.
+        "CUDA_VISIBLE_DEVICES": "",
+        "TRITON_INTERPRET": "1",
+        "VLLM_PLUGINS": "standin_cpu",
+        # 0.16.0 has no MLA attention on CPUs: the target falls back to plain multi-head attention.
+        "VLLM_MLA_DISABLE": "1",
+        # Binding to "physical" cores leaves half of a small virtual machine idle.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # Matrices this small lose more at the barriers of a second thread than it gives (on a busy
+        # machine: fifteen times slower), and one thread always adds in the same order.
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        # Small helpers are decorated with torch.compile; compiling them needs a C++ compiler and
+        # longer than the whole run.
+        "TORCHDYNAMO_DISABLE": "1",
+        "VLLM_CACHE_ROOT": str(state / "cache"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        **(extra or {}),
+    }
+
+
+def run_engines(
+    python: Path,
+    tree: Path,
+    jobs: Sequence[Mapping[str, Any]],
+    *,
+    environ: Mapping[str, str] | None = None,
+    timeout: float = 600,
+) -> list[dict[str, Any]]:
+    """Run several engines one after another in one process (importing vllm takes the longest).
+
+    A job is a JSON object::
+
+        {"engine": {...},          # arguments of vllm.LLM, laid over ENGINE_DEFAULTS
+         "runs": [                 # generate() calls on that engine, in this order
+           {"requests": [{"prompt_token_ids": [1, 2]} | {"prompt": "..."},
+                         # optional in a request:
+                         #   "images": [{"size": [width, height], "seed": 1}], one for each
+                         #     media placeholder of the prompt
+                         #   "sampling": {...}, laid over the run's
+                        ],
+            "sampling": {...}}],   # arguments of vllm.SamplingParams; temperature 0 unless given
+         "probe": "module:function"}  # optional: called with the LLM before the runs
+
+    Its result, in the same order::
+
+        {"seconds": {"start": 9.1},
+         "log": [...],             # what vLLM logged while this engine lived
+         "probe": ...,             # what the probe returned (must be JSON)
+         "runs": [{"outputs": [{"token_ids": [...], "text": "...", "finish_reason": "length",
+                                "logprobs": [[[id, logprob], ...], ...]}],
+                   "metrics": {"num_drafts": 3, "num_accepted_tokens_per_pos": [2, 1], ...},
+                   "seconds": 1.2}]}
+        # or, when the engine could not be made or fell over:
+        {"error": {"type": "ValueError", "message": "...", "traceback": "..."}, "log": [...], ...}
+
+    `metrics` are the differences that this run made to vLLM's own counters, named without `vllm:`
+    and `spec_decode_`. Raises EngineFailed when the process dies or outlasts `timeout` seconds.
+    """
+    with tempfile.TemporaryDirectory(prefix="standin-") as folder:
+        request, answer, log = (Path(folder) / n for n in ("job.json", "answer.json", "log.txt"))
+        jobs = [{**job, "engine": {**ENGINE_DEFAULTS, **job["engine"]}} for job in jobs]
+        request.write_text(json.dumps(jobs), encoding="utf-8")
+        command = [str(python), "-m", "standin.job", str(request), str(answer)]
+        with _process(command, engine_environ(tree, environ), log, Path(folder)) as process:
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                raise EngineFailed(f"no answer after {timeout:.0f} s\n{_tail(log)}") from None
+        if process.returncode or not answer.exists():
+            raise EngineFailed(f"engine exited with status {process.returncode}\n{_tail(log)}")
+        results: list[dict[str, Any]] = json.loads(answer.read_text(encoding="utf-8"))
+        return results
+
+
+def run_engine(
+    python: Path,
+    tree: Path,
+    job: Mapping[str, Any],
+    *,
+    environ: Mapping[str, str] | None = None,
+    timeout: float = 600,
+) -> dict[str, Any]:
+    """One job of `run_engines`, and its result."""
+    return run_engines(python, tree, [job], environ=environ, timeout=timeout)[0]
+
+
+@contextlib.contextmanager
+def serve(
+    python: Path,
+    tree: Path,
+    engine: Mapping[str, Any],
+    *,
+    log: Path,
+    environ: Mapping[str, str] | None = None,
+    timeout: float = 300,
+) -> Iterator[Server]:
+    """`vllm serve` on 127.0.0.1 at a free port, stopped at the end of the `with` block.
+
+    `engine` holds arguments of vllm.LLM, `model` among them, laid over ENGINE_DEFAULTS. Output goes to
+    the file `log`. Raises EngineFailed when it exits or is not ready within `timeout` seconds.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = {**ENGINE_DEFAULTS, **engine}
+    command = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(options.pop("model"))]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "standin"]
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            command.append(flag)
+        elif value is False:
+            command.append("--no-" + flag[2:])
+        elif isinstance(value, dict | list):
+            command += [flag, json.dumps(value)]
+        else:
+            command += [flag, str(value)]
+    url = f"http://127.0.0.1:{port}"
+    # The engine core lives in a process of its own, as it does for a user.
+    settings = engine_environ(tree, {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", **(environ or {})})
+    with tempfile.TemporaryDirectory(prefix="standin-") as folder:
+        with _process(command, settings, log, Path(folder)) as process:
+            deadline = time.monotonic() + timeout
+            while not _healthy(url):
+                if process.poll() is not None:
+                    raise EngineFailed(f"server exited with {process.returncode}\n{_tail(log)}")
+                if time.monotonic() > deadline:
+                    raise EngineFailed(f"server not ready after {timeout:.0f} s\n{_tail(log)}")
+                time.sleep(0.5)
+            yield Server(url, log)
+
+
+@contextlib.contextmanager
+def _process(
+    command: list[str], environ: dict[str, str], log: Path, folder: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`command` in a session of its own, which is gone, children included, after the block."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environ,
+            cwd=folder,  # not the checkout: its folders must not be importable by accident
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url + "/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:]
+
+
+def _cache_root() -> Path:
+    xdg = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
+    return base / "vllm-kimi-eagle3"

@@ -1,0 +1,70 @@
+"""What vLLM 0.16.0's CPU worker lacks to run speculative decoding (fault F31), put in from outside.
+
+vLLM loads this as a general plugin in the front-end, the engine core and every worker, before any
+model runner is made. Nothing that the patches touch is replaced: proposer, rejection sampler, models,
+scheduler and the runner's own logic are the release's. Two variables must be set before vllm is
+imported, which `standin.engine.engine_environ` does: `CUDA_VISIBLE_DEVICES=""` (vLLM then keeps Triton
+although it finds no driver) and `TRITON_INTERPRET=1` (its kernels then run on CPU tensors).
+"""
+
+import contextlib
+from typing import Any
+
+import torch
+
+
+class _Inert:
+    """A stream or an event on a device that finishes each operation before the next starts."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def record(self, *args: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def wait(self, *args: Any) -> None:
+        pass
+
+    def wait_stream(self, *args: Any) -> None:
+        pass
+
+    def wait_event(self, *args: Any) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
+def install() -> None:
+    """Make the substitutions in this process; vLLM calls it once, a second call changes nothing."""
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.v1.worker import cpu_model_runner
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    # The GPU runner copies draft tokens on a side stream and waits for events. A CPU has neither.
+    cuda: Any = torch.cuda
+    cuda.Stream = cuda.Event = _Inert
+    cuda.stream = lambda stream: contextlib.nullcontext()
+    cuda.current_stream = lambda device=None: _Inert()
+    cuda.synchronize = lambda device=None: None
+    torch.Event = _Inert  # type: ignore[misc,assignment]
+
+    # The CPU runner's own __init__ asserts that there is no speculative configuration, then makes
+    # "device" and host buffers share memory. Drafting counts on two copies (it advances the device's
+    # sequence lengths and the host's separately), so the GPU runner's __init__ is used as it is.
+    def init(self: Any, vllm_config: Any, device: torch.device) -> None:
+        GPUModelRunner.__init__(self, vllm_config, device)
+        self.use_cuda_graph = False
+        self.cascade_attn_enabled = False
+
+    # The CPU runner's load_model loads the target only: no drafter, no auxiliary hidden states.
+    runner: Any = cpu_model_runner.CPUModelRunner
+    runner.__init__ = init
+    runner.load_model = GPUModelRunner.load_model
+
+    # The GPU runner's load_model reports the memory that the weights took; nobody counts it here.
+    platform: Any = CpuPlatform
+    platform.get_current_memory_usage = classmethod(lambda cls, device=None: 0.0)
