@@ -1,17 +1,19 @@
 """Run the real vLLM engine on a CPU, from a process that needs neither vllm nor torch.
 
-A *tree* is a directory that holds an importable `vllm` package with its CPU extension (an unpacked CPU
-wheel, patched or not); a *python* is the interpreter of an environment with vLLM's dependencies. Both
-may be the same installation: then the tree is its `site-packages`.
+A *tree* is a directory that holds an importable `vllm` package with its CPU extension (an unpacked
+CPU wheel, patched or not); a *python* is the interpreter of an environment with vLLM's
+dependencies. Both may be the same installation: then the tree is its `site-packages`.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -23,6 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LOG_TAIL = 6000  # characters of the log that an error message shows
+_NOT_MAKERS = ("engine.py", "job.py", "scaffold.py")  # do not decide what is in a checkpoint
 
 # What the stand-in wants from every engine; a job's own keys win.
 ENGINE_DEFAULTS: dict[str, Any] = {
@@ -75,10 +78,11 @@ class Server:
 def engine_environ(tree: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Environment variables under which a process runs the vllm of `tree` on this machine's CPU.
 
-    `extra` is laid over it. What the caller's own environment says about Python and vLLM is dropped.
+    `extra` is laid over it. What the caller's own environment says about Python, torch and vLLM is
+    dropped.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "PYTHON", "TORCH"))}
-    state = _cache_root() / "vllm" / tree.name
+    state = cache_root() / "vllm" / tree.name
     return {
         **kept,
         "PYTHONPATH": os.pathsep.join(map(str, [tree, ROOT / "standin" / "plugin", ROOT])),
@@ -186,8 +190,8 @@ def serve(
 ) -> Iterator[Server]:
     """`vllm serve` on 127.0.0.1 at a free port, stopped at the end of the `with` block.
 
-    `engine` holds arguments of vllm.LLM, `model` among them, laid over ENGINE_DEFAULTS. Output goes to
-    the file `log`. Raises EngineFailed when it exits or is not ready within `timeout` seconds.
+    `engine` holds arguments of vllm.LLM, `model` among them, laid over ENGINE_DEFAULTS. Output goes
+    to the file `log`. Raises EngineFailed when it exits or is not ready within `timeout` seconds.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -208,16 +212,52 @@ def serve(
     url = f"http://127.0.0.1:{port}"
     # The engine core lives in a process of its own, as it does for a user.
     settings = engine_environ(tree, {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", **(environ or {})})
-    with tempfile.TemporaryDirectory(prefix="standin-") as folder:
-        with _process(command, settings, log, Path(folder)) as process:
-            deadline = time.monotonic() + timeout
-            while not _healthy(url):
-                if process.poll() is not None:
-                    raise EngineFailed(f"server exited with {process.returncode}\n{_tail(log)}")
-                if time.monotonic() > deadline:
-                    raise EngineFailed(f"server not ready after {timeout:.0f} s\n{_tail(log)}")
-                time.sleep(0.5)
-            yield Server(url, log)
+    with (
+        tempfile.TemporaryDirectory(prefix="standin-") as folder,
+        _process(command, settings, log, Path(folder)) as process,
+    ):
+        deadline = time.monotonic() + timeout
+        while not _healthy(url):
+            if process.poll() is not None:
+                raise EngineFailed(f"server exited with {process.returncode}\n{_tail(log)}")
+            if time.monotonic() > deadline:
+                raise EngineFailed(f"server not ready after {timeout:.0f} s\n{_tail(log)}")
+            time.sleep(0.5)
+        yield Server(url, log)
+
+
+def make_checkpoint(python: Path, call: str, **arguments: Any) -> Path:
+    """A checkpoint made by `call` ("module:function") in `python`, kept in the user's cache.
+
+    The function gets the folder to write to and `arguments` (JSON values). What is kept is used
+    again only for the same call, the same arguments and the same source of this package. Raises
+    subprocess.CalledProcessError when it fails, with its output on standard error.
+    """
+    makers = [p for p in sorted(Path(__file__).parent.glob("*.py")) if p.name not in _NOT_MAKERS]
+    asked = json.dumps([call, arguments], sort_keys=True).encode()
+    content = b"\0".join([asked, *(path.read_bytes() for path in makers)])
+    name = f"{call.rpartition(':')[2]}-{hashlib.sha256(content).hexdigest()[:16]}"
+    kept = cache_root() / "checkpoints" / name
+    if kept.exists():
+        return kept
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    code = (
+        "import importlib, json, pathlib, sys\n"
+        "module, _, function = sys.argv[1].partition(':')\n"
+        "make = getattr(importlib.import_module(module), function)\n"
+        "make(pathlib.Path(sys.argv[2]), **json.loads(sys.argv[3]))\n"
+    )
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix="part-") as folder:
+        made = Path(folder) / name
+        command = [str(python), "-c", code, call, str(made), json.dumps(arguments)]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+        subprocess.run(command, check=True, env=environ, cwd=folder, stdout=sys.stderr)
+        try:
+            made.rename(kept)
+        except OSError:  # another process was faster
+            if not kept.exists():
+                raise
+    return kept
 
 
 @contextlib.contextmanager
@@ -259,7 +299,8 @@ def _tail(log: Path) -> str:
     return log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:]
 
 
-def _cache_root() -> Path:
+def cache_root() -> Path:
+    """This repository's folder in the user's cache (the one that tools/bootstrap.py uses)."""
     xdg = os.environ.get("XDG_CACHE_HOME", "")
     base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
     return base / "vllm-kimi-eagle3"

@@ -1,10 +1,11 @@
 """What vLLM 0.16.0's CPU worker lacks to run speculative decoding (fault F31), put in from outside.
 
 vLLM loads this as a general plugin in the front-end, the engine core and every worker, before any
-model runner is made. Nothing that the patches touch is replaced: proposer, rejection sampler, models,
-scheduler and the runner's own logic are the release's. Two variables must be set before vllm is
-imported, which `standin.engine.engine_environ` does: `CUDA_VISIBLE_DEVICES=""` (vLLM then keeps Triton
-although it finds no driver) and `TRITON_INTERPRET=1` (its kernels then run on CPU tensors).
+model runner is made. Nothing that the patches touch is replaced: proposer, rejection sampler,
+models, scheduler and the runner's own logic are the release's. Two variables must be set before
+vllm is imported, which `standin.engine.engine_environ` does: `CUDA_VISIBLE_DEVICES=""` (vLLM then
+keeps Triton although it finds no driver) and `TRITON_INTERPRET=1` (its kernels then run on CPU
+tensors).
 """
 
 import contextlib
@@ -53,8 +54,8 @@ def install() -> None:
     torch.Event = _Inert  # type: ignore[misc,assignment]
 
     # The CPU runner's own __init__ asserts that there is no speculative configuration, then makes
-    # "device" and host buffers share memory. Drafting counts on two copies (it advances the device's
-    # sequence lengths and the host's separately), so the GPU runner's __init__ is used as it is.
+    # "device" and host buffers share memory. Drafting counts on two copies (it advances the
+    # device's sequence lengths and the host's separately), so the GPU runner's is used as it is.
     def init(self: Any, vllm_config: Any, device: torch.device) -> None:
         GPUModelRunner.__init__(self, vllm_config, device)
         self.use_cuda_graph = False

@@ -1,8 +1,8 @@
 """The stand-in target: a complete local Kimi-K2.5 checkpoint of a few dozen megabytes.
 
-Same architecture, weight names and configuration fields as the published model, with real head sizes
-(rope 64, nope 128, v 128, latent 512) because attention code branches on them, and everything else as
-small as the engine accepts. Needs torch, safetensors and tokenizers; never vllm.
+Same architecture, weight names and configuration fields as the published model, with real head
+sizes (rope 64, nope 128, v 128, latent 512) because attention code branches on them, and everything
+else as small as the engine accepts. Needs torch, safetensors and tokenizers; never vllm.
 """
 
 import json
@@ -222,9 +222,10 @@ def tensor_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, .
 def random_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, torch.Tensor]:
     """Random weights under which greedy text varies and depends on the whole prompt.
 
-    Every matrix is drawn so that unit-variance input gives unit-variance output; a sub-layer then adds
-    to the residual stream about as much as the embedding put there, and no token dominates. Rows of
-    `lm_head` for special tokens are zero, so that text never stops early nor invents an image.
+    Every matrix is drawn so that unit-variance input gives unit-variance output; a sub-layer then
+    adds to the residual stream about as much as the embedding put there, and no token dominates.
+    Rows of `lm_head` for special tokens are zero, so that text never stops early nor invents an
+    image.
     """
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}

@@ -1,11 +1,12 @@
 """Image processor shipped inside the stand-in checkpoint (loaded through `auto_map`).
 
-The releases before 0.32 take Kimi-K2.5's image processor from the checkpoint and use three things of
-it: `preprocess`, `media_tokens_calculator` and `num_frames_per_chunk`. This one does the same job as
-the published processor in its smallest form: resize, cut into 14x14 patches, normalise.
+The releases before 0.32 take Kimi-K2.5's image processor from the checkpoint and use three things
+of it: `preprocess`, `media_tokens_calculator` and `num_frames_per_chunk`. This one does the same
+job as the published processor in its smallest form: resize, cut into 14x14 patches, normalise.
 """
 
 import math
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ class StandinVisionProcessor(BaseImageProcessor):
     `{"type": "video_chunk", "video_chunk": list[PIL.Image]}`.
     """
 
-    model_input_names = ["pixel_values", "grid_thws"]
+    model_input_names: ClassVar = ["pixel_values", "grid_thws"]
 
     def __init__(
         self, patch_size=14, merge_size=2, patch_limit=64, num_frames_per_chunk=4, **kwargs
