@@ -22,7 +22,7 @@ _FAILED = {2: "bad usage", 3: "refused", 4: "integrity failure", 5: "failed"}
 _WORD = {
     "done": "done and verified",
     "nothing-to-do": "nothing to do",
-    "would-do": "would apply",
+    "would-do": "would do",
     "state": "state",
 }
 

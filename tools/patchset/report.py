@@ -6,12 +6,15 @@ line that a person sees. A change that breaks a reader raises the number in the 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from patchset.errors import DoesNotApply, PatchsetError
 from patchset.releases import Strict
+
+if TYPE_CHECKING:
+    from patchset.operations import Outcome
 
 PREFIX = "vllm-kimi-eagle3"
 
@@ -41,6 +44,68 @@ class ErrorReport(Report):
     """Any command that failed; its schema is the command's own."""
 
     error: ErrorDetail
+
+
+class FileReport(Strict):
+    """One touched file: see ``patchset.verdict.FileVerdict``."""
+
+    path: str
+    state: str
+    sha256: str | None
+    expected: str | None
+    problem: str | None
+
+
+class PatchReport(Strict):
+    """One patch: ``applied``, ``pending``, ``partial``, ``upstream`` or ``foreign``."""
+
+    name: str
+    state: str
+    subject: str
+    faults: list[str]
+
+
+class TreeReport(Report):
+    """``tools/apply.py``. ``digest`` is that of the patch set in the tree, ``series`` of ours.
+
+    ``written`` and ``deleted`` are what was, or would be, changed in the package.
+    """
+
+    action: Literal["apply", "check", "status", "reverse"]
+    tree: str
+    kind: Literal["checkout", "source", "install", "wheel"]
+    release: str
+    state: str
+    digest: str | None
+    series: str
+    explanation: str
+    interrupted: bool
+    repaired: str | None
+    files: list[FileReport]
+    patches: list[PatchReport]
+    written: list[str]
+    deleted: list[str]
+    others: list[str]
+    branch: str | None
+    commits: list[str]
+    wheel: str | None
+
+    def lines(self) -> list[str]:
+        """What a person sees above the last line."""
+        lines = [f"{self.kind} {self.tree}, vLLM {self.release}"]
+        if self.repaired:
+            lines.append(f"repaired first: {self.repaired}")
+        lines += [f"  not used: a further copy in {place}" for place in self.others]
+        lines += [f"  {patch.state:9} {patch.name}" for patch in self.patches]
+        if self.result == "would-do":
+            lines += [f"  would write   {path}" for path in self.written]
+            lines += [f"  would delete  {path}" for path in self.deleted]
+        lines += [
+            f"  {file.path}: {file.problem or file.state}"
+            for file in self.files
+            if self.action == "status" and self.state in ("partial", "foreign")
+        ]
+        return lines
 
 
 class WheelReport(Report):
@@ -78,6 +143,74 @@ class FetchReport(Report):
 def schema(command: str) -> str:
     """The schema name of a command's reports."""
     return f"{PREFIX}/{command}/1"
+
+
+def tree_report(outcome: Outcome) -> TreeReport:
+    """The report of an operation on a tree."""
+    verdict, series = outcome.verdict, outcome.series
+    return TreeReport(
+        schema=schema("apply"),
+        result=outcome.result,
+        exit_code=0,
+        message=_sentence(outcome),
+        action=outcome.action,
+        tree=str(outcome.tree.root),
+        kind=outcome.tree.kind,
+        release=outcome.release.version,
+        state=verdict.state,
+        digest=verdict.digest,
+        series=series.digest,
+        explanation=verdict.explanation,
+        interrupted=verdict.journal is not None,
+        repaired=outcome.repaired,
+        files=[
+            FileReport(
+                path=item.path,
+                state=item.state,
+                sha256=item.found,
+                expected=item.expected,
+                problem=item.problem,
+            )
+            for item in verdict.files
+        ],
+        patches=[
+            PatchReport(
+                name=item.name,
+                state=item.state,
+                subject=patch.subject,
+                faults=list(patch.faults),
+            )
+            for item, patch in zip(verdict.patches, series.patches, strict=True)
+        ],
+        written=list(outcome.written),
+        deleted=list(outcome.deleted),
+        others=[str(place) for place in outcome.tree.others],
+        branch=outcome.branch,
+        commits=list(outcome.commits),
+        wheel=str(outcome.wheel.path) if outcome.wheel else None,
+    )
+
+
+def _sentence(outcome: Outcome) -> str:
+    verdict, action, where = outcome.verdict, outcome.action, outcome.tree.root
+    count = len(outcome.series.patches)
+    touched = len(outcome.written) + len(outcome.deleted)
+    if action == "status":
+        what = f" ({verdict.digest})" if verdict.digest else ""
+        return f"{verdict.state}{what}: {verdict.explanation}"
+    if outcome.wheel:
+        return f"{outcome.wheel.path} (sha256 {outcome.wheel.sha256})"
+    if outcome.result == "would-do":
+        verb = "reverse" if action == "reverse" else "apply"
+        return f"{count} patches to {where}: {verb} would change {touched} files"
+    if outcome.result == "nothing-to-do":
+        return f"{where} is {verdict.state}" + (f" ({verdict.digest})" if verdict.digest else "")
+    if action == "reverse":
+        return f"{where} is as released again, {touched} files restored"
+    text = f"{count} patches applied to {where}, {touched} files changed, digest {verdict.digest}"
+    return text + (
+        f", {len(outcome.commits)} commits on {outcome.branch}" if outcome.branch else ""
+    )
 
 
 def error_report(command: str, fault: PatchsetError) -> ErrorReport:

@@ -1,0 +1,91 @@
+"""Apply the series of a pinned release to a checkout, a source folder, an install or a wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli import execute, make_app, run
+
+if TYPE_CHECKING:
+    from patchset.archive import Progress
+    from patchset.report import Report
+
+
+def apply(
+    tree: Annotated[
+        Path,
+        typer.Argument(
+            help="A git checkout, an unpacked source archive, site-packages, an environment, "
+            "a Python executable, or a wheel (its patched form is written beside it)."
+        ),
+    ],
+    release: Annotated[
+        str | None, typer.Option(help="The release, where the tree does not tell.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing: exit 0 if it would apply, 3 if not.")
+    ] = False,
+    status: Annotated[
+        bool, typer.Option("--status", help="Write nothing: tell the state of the tree.")
+    ] = False,
+    reverse: Annotated[
+        bool, typer.Option("--reverse", help="Give the original files back.")
+    ] = False,
+    commit: Annotated[
+        bool, typer.Option("--commit", help="Also commit, one commit per patch, on a new branch.")
+    ] = False,
+    branch: Annotated[
+        str | None, typer.Option(help="Name of that branch; kimi-eagle3/vRELEASE if left out.")
+    ] = None,
+    upto: Annotated[
+        int | None, typer.Option(help="Only the first N patches of the series.", min=0)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write nothing: say what would be written.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Apply the patches of vLLM's release to TREE: all of them, or none and the reason why."""
+
+    def job(progress: Progress) -> Report:
+        from patchset import operations
+        from patchset.errors import UsageFault
+        from patchset.project import Project
+        from patchset.report import tree_report
+        from patchset.tree import open_tree
+
+        if check + status + reverse > 1:
+            raise UsageFault("--check, --status and --reverse exclude each other")
+        if (commit or branch) and (check or status or reverse):
+            raise UsageFault("--commit and --branch go with applying only")
+        if branch and not commit:
+            raise UsageFault("--branch needs --commit")
+        project = Project.here()
+        with open_tree(tree) as place:
+            if status:
+                outcome = operations.inspect(place, project, release, upto=upto)
+            elif check:
+                outcome = operations.check(place, project, release, upto=upto)
+            elif reverse:
+                outcome = operations.reverse(place, project, release, upto=upto, dry_run=dry_run)
+            else:
+                outcome = operations.apply(
+                    place,
+                    project,
+                    release,
+                    upto=upto,
+                    commit=commit,
+                    branch=branch,
+                    dry_run=dry_run,
+                    progress=progress,
+                )
+            return tree_report(outcome)
+
+    execute("apply", json, job)
+
+
+if __name__ == "__main__":
+    run(make_app(apply), "apply")

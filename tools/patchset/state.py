@@ -1,0 +1,180 @@
+"""``state.json``: what was applied to a tree, and what it takes to undo it exactly."""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+import zlib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from patchset.errors import IntegrityFault
+from patchset.lock import digest
+from patchset.record import Record
+from patchset.releases import Sha256, Strict
+from patchset.series import Change, Series
+from patchset.transaction import Edit
+from patchset.tree import Tree, record_of
+
+STATE = "state.json"
+
+
+class TouchedFile(Strict):
+    """A file before and after. ``original`` is its old content, deflated, in base64."""
+
+    path: str
+    before: Sha256 | None
+    after: Sha256 | None
+    original: str | None
+    mode: int | None
+    mtime_ns: int | None
+
+
+class RecordLines(Strict):
+    """The RECORD of an install: its old checksum, and the old line of each path we set."""
+
+    path: str
+    before: Sha256
+    mtime_ns: int
+    lines: dict[str, str | None]
+
+
+class State(Strict):
+    """Schema of ``state.json``. ``made``: folders that were created, innermost last."""
+
+    schema_: Literal["vllm-kimi-eagle3/state/1"] = Field(alias="schema")
+    release: str
+    digest: Sha256
+    upto: int | None
+    applied: str
+    patches: list[str]
+    files: list[TouchedFile]
+    made: list[str]
+    record: RecordLines | None
+
+
+def load_state(tree: Tree) -> State | None:
+    """The state file of a tree, if it has one; :class:`IntegrityFault` if it is damaged."""
+    if tree.state_dir is None:
+        return None
+    path = tree.state_dir / STATE
+    try:
+        return State.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValidationError as fault:
+        raise IntegrityFault(
+            f"{path}: is damaged",
+            next_step="Remove it; the tree can then only be reversed with its own series.",
+        ) from fault
+
+
+def is_current(state: State, tree: Tree) -> bool:
+    """Whether the tree's files are still those that the state file describes as applied."""
+    return all(digest(tree.read(item.path)) == item.after for item in state.files)
+
+
+def apply_edits(tree: Tree, series: Series, found: list[Change]) -> list[Edit]:
+    """All edits that apply ``found`` to a folder tree: sources, RECORD and state file."""
+    assert tree.state_dir is not None
+    edits = [Edit("tree", item.path, item.before, item.after) for item in found]
+    record = record_of(tree)
+    state_path = tree.state_dir / STATE
+    stale = state_path.read_bytes() if state_path.is_file() else None
+    lines: RecordLines | None = None
+    listed: Record | None = None
+    if record is not None:
+        listed = Record(record[1], str(tree.root / record[0]))
+        old = {item.path: listed.line(item.path) for item in found}
+        for item in found:
+            if item.after is None:
+                listed.remove(item.path)
+            else:
+                listed.put(item.path, item.after)
+        # The state file is listed, so that an uninstall removes it; its own hash cannot be known
+        # here, because it holds this RECORD's.
+        own = f"{tree.state_dir.name}/{STATE}"
+        listed.put_line(own, f"{own},,")
+        lines = RecordLines(
+            path=record[0],
+            before=digest(record[1]) or "",
+            mtime_ns=(tree.root / record[0]).stat().st_mtime_ns,
+            lines={**old, own: None},
+        )
+        edits.append(Edit("tree", record[0], record[1], listed.dump()))
+    state = State(
+        schema="vllm-kimi-eagle3/state/1",
+        release=series.release,
+        digest=series.digest,
+        upto=series.upto,
+        applied=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        patches=[patch.name for patch in series.patches],
+        files=[_touched(tree, item) for item in found],
+        made=_new_folders(tree, found),
+        record=lines,
+    )
+    text = state.model_dump_json(by_alias=True, indent=1).encode()
+    edits.append(Edit("state", STATE, stale, text))
+    return edits
+
+
+def reverse_edits(tree: Tree, state: State) -> list[Edit]:
+    """All edits that undo an applied tree from its state file."""
+    assert tree.state_dir is not None
+    edits: list[Edit] = []
+    for item in state.files:
+        original = _unpack(item.original)
+        if digest(original) != item.before:
+            raise IntegrityFault(f"{tree.state_dir / STATE}: its copy of {item.path} is damaged")
+        edits.append(
+            Edit("tree", item.path, tree.read(item.path), original, item.mode, item.mtime_ns)
+        )
+    record = record_of(tree)
+    if record is not None and state.record is not None and record[0] == state.record.path:
+        listed = Record(record[1], str(tree.root / record[0]))
+        for path, line in state.record.lines.items():
+            if line is None:
+                listed.remove(path)
+            else:
+                listed.put_line(path, line)
+        text = listed.dump()
+        same = digest(text) == state.record.before
+        mtime = state.record.mtime_ns if same else None
+        edits.append(Edit("tree", record[0], record[1], text, None, mtime))
+    edits.append(Edit("state", STATE, (tree.state_dir / STATE).read_bytes(), None))
+    return edits
+
+
+def _touched(tree: Tree, item: Change) -> TouchedFile:
+    status = os.stat(tree.root / item.path) if item.before is not None else None
+    packed = None if item.before is None else zlib.compress(item.before, 9)
+    return TouchedFile(
+        path=item.path,
+        before=digest(item.before),
+        after=digest(item.after),
+        original=None if packed is None else base64.b64encode(packed).decode("ascii"),
+        mode=None if status is None else status.st_mode & 0o7777,
+        mtime_ns=None if status is None else status.st_mtime_ns,
+    )
+
+
+def _unpack(text: str | None) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        return zlib.decompress(base64.b64decode(text, validate=True))
+    except (ValueError, zlib.error) as fault:
+        raise IntegrityFault(f"{STATE}: is damaged") from fault
+
+
+def _new_folders(tree: Tree, found: list[Change]) -> list[str]:
+    missing: set[str] = set()
+    for item in found:
+        folder = Path(item.path).parent
+        while item.after is not None and not (tree.root / folder).is_dir():
+            missing.add(folder.as_posix())
+            folder = folder.parent
+    return sorted(missing)

@@ -1,0 +1,179 @@
+"""What state a tree is in: for the whole, for each touched file and for each patch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from patchset.errors import Refused
+from patchset.lock import SeriesLock, digest
+from patchset.releases import Release
+from patchset.series import Patch, Series
+from patchset.state import State, is_current, load_state
+from patchset.transaction import Journal, interrupted
+from patchset.tree import Tree
+
+TreeState = Literal["pristine", "applied", "partial", "foreign"]
+PatchState = Literal["applied", "pending", "partial", "upstream", "foreign"]
+
+
+@dataclass(frozen=True)
+class FileVerdict:
+    """One touched file. ``state``: a step's name, ``pristine``, ``applied`` or ``foreign``.
+
+    ``found`` is its sha256 (``None``: no such file); ``problem`` says how a foreign file differs.
+    """
+
+    path: str
+    state: str
+    found: str | None
+    expected: str | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class PatchVerdict:
+    """One patch: ``upstream`` means that its effect is there although nobody applied it."""
+
+    name: str
+    state: PatchState
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The state of a tree with respect to a series.
+
+    ``digest`` is that of the patch set found (``None`` if none is). ``closest`` is the known state
+    that most files have. ``journal`` is set when a run was interrupted here.
+    """
+
+    release: Release
+    state: TreeState
+    digest: str | None
+    files: tuple[FileVerdict, ...]
+    patches: tuple[PatchVerdict, ...]
+    closest: Literal["pristine", "applied"]
+    explanation: str
+    record: State | None
+    journal: Journal | None
+
+
+def judge(tree: Tree, release: Release, series: Series, lock: SeriesLock) -> Verdict:
+    """Compare every touched file with the lock. Reads only."""
+    journal = interrupted(tree.state_dir) if tree.state_dir else None
+    record = load_state(tree)
+    content = {path: tree.read(path) for path in lock.paths}
+    found = {path: digest(data) for path, data in content.items()}
+    before = {path: entry.before for path, entry in lock.paths.items()}
+    after = {path: lock.expected(path, series.upto) for path in lock.paths}
+
+    files = tuple(
+        _file(path, content[path], found[path], after[path], lock, series) for path in lock.paths
+    )
+    patches = tuple(_patch(patch, content, found, lock) for patch in series.patches)
+    to_before = sum(found[path] == before[path] for path in found)
+    to_after = sum(found[path] == after[path] for path in found)
+    closest: Literal["pristine", "applied"] = "applied" if to_after > to_before else "pristine"
+
+    state: TreeState
+    known: str | None = None
+    if found == after and found != before:
+        state, known = "applied", series.digest
+        text = f"all {len(found)} touched files are as after the series"
+    elif found == before:
+        state = "pristine"
+        text = f"all {len(found)} touched files are as released"
+    elif record and record.digest != series.digest and is_current(record, tree):
+        state, known = "applied", record.digest
+        cut = "" if record.upto is None else f", its first {record.upto} patches,"
+        text = f"another patch set{cut} was applied on {record.applied}"
+    elif all(item.state != "foreign" for item in files):
+        state = "partial"
+        odd = [item for item in files if item.state != closest]
+        text = f"{len(odd)} of {len(files)} touched files are not {closest}: {_name(odd)}"
+    else:
+        state = "foreign"
+        odd = [item for item in files if item.state == "foreign"]
+        text = f"{odd[0].path}: {odd[0].problem}"
+        if len(odd) > 1:
+            text += f" (and {len(odd) - 1} more)"
+    if journal:
+        state = "partial" if state in ("partial", "foreign") else state
+        text = f"a run was interrupted on {journal.started}; {text}"
+    return Verdict(release, state, known, files, patches, closest, text, record, journal)
+
+
+def _name(items: list[FileVerdict]) -> str:
+    names = [f"{item.path} ({item.state})" for item in items[:3]]
+    return ", ".join(names) + (", ..." if len(items) > 3 else "")
+
+
+def _file(
+    path: str,
+    content: bytes | None,
+    found: str | None,
+    after: str | None,
+    lock: SeriesLock,
+    series: Series,
+) -> FileVerdict:
+    entry = lock.paths[path]
+    if found == after:
+        return FileVerdict(path, "applied" if found != entry.before else "pristine", found, after)
+    if found == entry.before:
+        return FileVerdict(path, "pristine", found, after)
+    for step in entry.steps:
+        if found == step.sha256:
+            return FileVerdict(path, step.step, found, after)
+    return FileVerdict(path, "foreign", found, after, _problem(path, content, entry.before, series))
+
+
+def _problem(path: str, content: bytes | None, before: str | None, series: Series) -> str:
+    """How a file differs from every state that the series knows, as far as that can be told."""
+    if content is None:
+        return "is missing"
+    if before is None:
+        return "is not the file that the series adds"
+    if b"\r\n" in content and digest(content.replace(b"\r\n", b"\n")) == before:
+        return "has CRLF line ends; check it out with core.autocrlf=false"
+    for patch in series.patches:
+        for diff in patch.files:
+            if diff.path == path:
+                try:
+                    diff.apply(content)
+                except Refused as fault:
+                    # Foreign content may well fit the hunks; where it does not, that is the place.
+                    return f"was edited ({fault.message})"
+                return f"was edited outside the lines of {patch.name}"
+    return "was edited"
+
+
+def _patch(
+    patch: Patch, content: dict[str, bytes | None], found: dict[str, str | None], lock: SeriesLock
+) -> PatchVerdict:
+    """Whether a patch is in the tree, from checksums where they are known, else from its lines."""
+    seen: set[PatchState] = set()
+    for diff in patch.files:
+        entry = lock.paths[diff.path]
+        chain = [entry.before, *(step.sha256 for step in entry.steps)]
+        position = 1 + [step.step for step in entry.steps].index(patch.name)
+        if found[diff.path] in chain:
+            seen.add("applied" if chain.index(found[diff.path]) >= position else "pending")
+        elif _fits(content[diff.path], patch, diff.path, undo=True):
+            seen.add("upstream")
+        elif _fits(content[diff.path], patch, diff.path, undo=False):
+            seen.add("pending")
+        else:
+            seen.add("foreign")
+    if len(seen) == 1:
+        return PatchVerdict(patch.name, seen.pop())
+    return PatchVerdict(patch.name, "foreign" if "foreign" in seen else "partial")
+
+
+def _fits(content: bytes | None, patch: Patch, path: str, *, undo: bool) -> bool:
+    for diff in patch.files:
+        if diff.path == path:
+            try:
+                (diff.reversed() if undo else diff).apply(content)
+            except Refused:
+                return False
+    return True
