@@ -35,7 +35,7 @@ import shutil
 import subprocess
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,10 +137,16 @@ def layer(base: Path, wheel: Path) -> Path:
         line = f"import site; site.addsitedir({str(_site_packages(base_home))!r})\n"
         (_site_packages(target) / "base.pth").write_text(line)
         command = ["-m", "pip", "--python", str(_python(target)), "install"]
-        command += ["--no-index", "--no-deps", str(wheel.resolve())]
+        # No bytecode: the engine is run with its cache elsewhere.
+        command += ["--no-index", "--no-deps", "--no-compile", str(wheel.resolve())]
         _run_pip(base_python, command, target.with_suffix(".log"), 1)
 
     return _once(target, described, build)
+
+
+def site_packages(python: Path) -> Path:
+    """Where the packages are of a Python that `environment` or `layer` returned."""
+    return _site_packages(python.parent.parent)
 
 
 def clean(everything: bool = False) -> list[Path]:
@@ -177,7 +183,7 @@ def _home(kind: str, content: bytes) -> Path:
     return cache_root() / kind / _sha256(content + b"\0" + python.encode())[:16]
 
 
-def _once(target: Path, described: dict[str, str], build) -> Path:  # type: ignore[no-untyped-def]
+def _once(target: Path, described: dict[str, str], build: Callable[[], None]) -> Path:
     """Run `build` unless `target` is complete already; one process at a time."""
     python = _python(target)
     try:
