@@ -82,12 +82,9 @@ def engine_environ(tree: Path, extra: Mapping[str, str] | None = None) -> dict[s
     dropped.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "PYTHON", "TORCH"))}
-    state = cache_root() / "vllm" / tree.name
     return {
         **kept,
         "PYTHONPATH": os.pathsep.join(map(str, [tree, ROOT / "standin" / "plugin", ROOT])),
-        # The tree and the checkout stay as they are.
-        "PYTHONPYCACHEPREFIX": str(state / "pycache"),
         # See standin/scaffold.py for these three.
         "CUDA_VISIBLE_DEVICES": "",
         "TRITON_INTERPRET": "1",
@@ -104,7 +101,7 @@ def engine_environ(tree: Path, extra: Mapping[str, str] | None = None) -> dict[s
         # Small helpers are decorated with torch.compile; compiling them needs a C++ compiler and
         # longer than the whole run.
         "TORCHDYNAMO_DISABLE": "1",
-        "VLLM_CACHE_ROOT": str(state / "cache"),
+        "VLLM_CACHE_ROOT": str(cache_root() / "vllm" / tree.name),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",

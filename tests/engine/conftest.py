@@ -6,10 +6,7 @@ half a minute to import and start, so a module asks for all that it compares in 
 """
 
 import sys
-import tempfile
-import zipfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,38 +15,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]  # for `standin`
 
+from standin.engine import cache_root, make_checkpoint  # noqa: E402
+
 import bootstrap  # noqa: E402
+from engine.support import RELEASE, Engine, unpacked  # noqa: E402
 from patchset.download import download  # noqa: E402
 from patchset.project import Project  # noqa: E402
 from patchset.wheel import build_wheel  # noqa: E402
-
-from standin.engine import cache_root, make_checkpoint, run_engines  # noqa: E402
-
-RELEASE = "0.16.0"
-
-
-@dataclass(frozen=True)
-class Engine:
-    """A python with vLLM's dependencies, and a tree with vLLM."""
-
-    python: Path
-    tree: Path
-
-    def run(
-        self,
-        *jobs: Mapping[str, Any],
-        environ: Mapping[str, str] | None = None,
-        timeout: float = 900,
-    ) -> list[dict[str, Any]]:
-        """`standin.engine.run_engines` on this engine."""
-        return run_engines(self.python, self.tree, jobs, environ=environ, timeout=timeout)
-
-
-def good(result: dict[str, Any]) -> dict[str, Any]:
-    """`result` of a job that must not have failed."""
-    if "error" in result:
-        pytest.fail(f"engine failed:\n{result['error']['traceback']}")
-    return result
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -80,19 +52,6 @@ def tree_of() -> Callable[[int | None], Path]:
         return unpacked(built.path, built.sha256)
 
     return make
-
-
-def unpacked(wheel: Path, sha256: str) -> Path:
-    """The folder in the cache that holds the content of `wheel`."""
-    tree = cache_root() / "trees" / sha256[:16]
-    if not tree.exists():
-        tree.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=tree.parent, prefix="part-") as folder:
-            with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(folder)
-            Path(folder).rename(tree)
-            Path(folder).mkdir()  # for TemporaryDirectory to remove
-    return tree
 
 
 @pytest.fixture(scope="session")

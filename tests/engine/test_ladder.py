@@ -1,0 +1,64 @@
+"""Each of the first patches is needed: cut the series after one, and the next fault shows.
+
+The order is that in which the release fails, one layer at a time.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.support import RELEASE, Engine, good
+from patchset.project import Project
+
+# The patches applied so far, and the error that the engine then stops with.
+RUNGS = [
+    ((), "ValidationError", "Eagle3 is only supported for"),
+    (("F03",), "AttributeError", "'KimiK25Config' object has no attribute 'image_token_index'"),
+    (("F03", "F01"), "RuntimeError", "Model does not support EAGLE3 interface"),
+]
+
+
+def upto(faults: tuple[str, ...]) -> int:
+    """The length of the shortest cut of the series that cures `faults`."""
+    patches = Project.here().series(RELEASE).patches
+    cured: set[str] = set()
+    for number, patch in enumerate(patches):
+        if cured.issuperset(faults):
+            return number
+        cured.update(patch.faults)
+    return len(patches)
+
+
+@pytest.fixture(scope="module")
+def job(target: Path, checkpoint: Callable[..., Path]) -> dict[str, Any]:
+    drafter = checkpoint("standin.drafter:make_drafter", style="llama")
+    speculation = {"method": "eagle3", "model": str(drafter), "num_speculative_tokens": 3}
+    return {
+        "engine": {"model": str(target), "speculative_config": speculation},
+        "runs": [{"requests": [{"prompt": "baba dada"}], "sampling": {"max_tokens": 8}}],
+    }
+
+
+@pytest.mark.parametrize(("faults", "kind", "message"), RUNGS)
+def test_the_next_fault_shows(
+    faults: tuple[str, ...],
+    kind: str,
+    message: str,
+    job: dict[str, Any],
+    engine_python: Path,
+    tree_of: Callable[[int | None], Path],
+) -> None:
+    (result,) = Engine(engine_python, tree_of(upto(faults))).run(job)
+    assert "error" in result, "the engine started"
+    assert message in result["error"]["message"]
+    assert result["error"]["type"] == kind
+
+
+def test_at_the_top_it_drafts(
+    job: dict[str, Any], engine_python: Path, tree_of: Callable[[int | None], Path]
+) -> None:
+    result = good(Engine(engine_python, tree_of(upto(("F03", "F01", "F02")))).run(job)[0])
+    assert len(result["runs"][0]["outputs"][0]["token_ids"]) == 8
+    assert result["runs"][0]["metrics"]["num_draft_tokens"] > 0
