@@ -215,7 +215,13 @@ def _plan_reverse(job: _Job, verdict: Verdict) -> tuple[list[Edit], tuple[str, .
             next_step="Run this without --dry-run to repair the tree first.",
         )
     if record is not None and is_current(record, tree):
-        return reverse_edits(tree, record), tuple(reversed(record.made))
+        edits = reverse_edits(tree, record)
+        planned = {edit.path: digest(edit.content) for edit in edits if edit.base == "tree"}
+        for path, entry in job.lock.paths.items():
+            after = planned[path] if path in planned else digest(tree.read(path))
+            if after != entry.before:
+                raise IntegrityFault(f"{tree.state_dir}: would not give back {path} as released")
+        return edits, tuple(reversed(record.made))
     if verdict.state != "applied":
         raise Refused(
             f"{tree.root}: is {verdict.state}, so it cannot be reversed: {verdict.explanation}",

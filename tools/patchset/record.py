@@ -43,17 +43,27 @@ class Record:
         """The whole line of ``path`` as it stands."""
         return self._lines[self._index[path]] if path in self._index else None
 
+    def position(self, path: str) -> int | None:
+        """The 0-based line number of ``path``."""
+        return self._index.get(path)
+
     def put(self, path: str, content: bytes) -> None:
         """Set hash and size of ``path``; a new path goes to the end."""
         self.put_line(path, _format(path, entry(content), str(len(content))))
 
     def put_line(self, path: str, line: str) -> None:
-        """Set the whole line of ``path``."""
+        """Set the whole line of ``path``; a new path goes to the end."""
         if path in self._index:
             self._lines[self._index[path]] = line
         else:
-            self._index[path] = len(self._lines)
-            self._lines.append(line)
+            self.insert(len(self._lines), path, line)
+
+    def insert(self, position: int, path: str, line: str) -> None:
+        """Put a new path's line at a position (or at the end, if there are not so many)."""
+        position = min(position, len(self._lines))
+        self._lines.insert(position, line)
+        self._index = {key: at + (at >= position) for key, at in self._index.items()}
+        self._index[path] = position
 
     def remove(self, path: str) -> None:
         """Drop the line of ``path``, if there is one."""

@@ -33,13 +33,21 @@ class TouchedFile(Strict):
     mtime_ns: int | None
 
 
+class RecordLine(Strict):
+    """What RECORD said of a path: the whole line and its 0-based number; ``None``: nothing."""
+
+    path: str
+    line: str | None
+    position: int | None
+
+
 class RecordLines(Strict):
     """The RECORD of an install: its old checksum, and the old line of each path we set."""
 
     path: str
     before: Sha256
     mtime_ns: int
-    lines: dict[str, str | None]
+    lines: list[RecordLine]
 
 
 class State(Strict):
@@ -88,7 +96,11 @@ def apply_edits(tree: Tree, series: Series, found: list[Change]) -> list[Edit]:
     listed: Record | None = None
     if record is not None:
         listed = Record(record[1], str(tree.root / record[0]))
-        old = {item.path: listed.line(item.path) for item in found}
+        own = f"{tree.state_dir.name}/{STATE}"
+        old = [
+            RecordLine(path=path, line=listed.line(path), position=listed.position(path))
+            for path in [*(item.path for item in found), own]
+        ]
         for item in found:
             if item.after is None:
                 listed.remove(item.path)
@@ -96,13 +108,12 @@ def apply_edits(tree: Tree, series: Series, found: list[Change]) -> list[Edit]:
                 listed.put(item.path, item.after)
         # The state file is listed, so that an uninstall removes it; its own hash cannot be known
         # here, because it holds this RECORD's.
-        own = f"{tree.state_dir.name}/{STATE}"
         listed.put_line(own, f"{own},,")
         lines = RecordLines(
             path=record[0],
             before=digest(record[1]) or "",
             mtime_ns=(tree.root / record[0]).stat().st_mtime_ns,
-            lines={**old, own: None},
+            lines=old,
         )
         edits.append(Edit("tree", record[0], record[1], listed.dump()))
     state = State(
@@ -135,11 +146,16 @@ def reverse_edits(tree: Tree, state: State) -> list[Edit]:
     record = record_of(tree)
     if record is not None and state.record is not None and record[0] == state.record.path:
         listed = Record(record[1], str(tree.root / record[0]))
-        for path, line in state.record.lines.items():
-            if line is None:
-                listed.remove(path)
-            else:
-                listed.put_line(path, line)
+        for was in state.record.lines:
+            if was.line is None:
+                listed.remove(was.path)
+            elif listed.position(was.path) is not None:
+                listed.put_line(was.path, was.line)
+        gone = [was for was in state.record.lines if listed.position(was.path) is None]
+        # In the old order, so that each position is right when its turn comes.
+        for was in sorted(gone, key=lambda was: was.position or 0):
+            if was.line is not None:
+                listed.insert(was.position or 0, was.path, was.line)
         text = listed.dump()
         same = digest(text) == state.record.before
         mtime = state.record.mtime_ns if same else None

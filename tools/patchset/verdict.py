@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from patchset.diff import FileDiff
 from patchset.errors import Refused
 from patchset.lock import SeriesLock, digest
 from patchset.releases import Release
 from patchset.series import Patch, Series
 from patchset.state import State, is_current, load_state
 from patchset.transaction import Journal, interrupted
-from patchset.tree import Tree
+from patchset.tree import Tree, version_of
 
 TreeState = Literal["pristine", "applied", "partial", "foreign"]
 PatchState = Literal["applied", "pending", "partial", "upstream", "foreign"]
@@ -70,7 +71,9 @@ def judge(tree: Tree, release: Release, series: Series, lock: SeriesLock) -> Ver
     files = tuple(
         _file(path, content[path], found[path], after[path], lock, series) for path in lock.paths
     )
-    patches = tuple(_patch(patch, content, found, lock) for patch in series.patches)
+    ours = record is not None or version_of(tree) in (release.version, None)
+    placed = {path: _placed(path, content[path], found[path], series, lock) for path in lock.paths}
+    patches = tuple(_patch(patch, placed, ours) for patch in series.patches)
     to_before = sum(found[path] == before[path] for path in found)
     to_after = sum(found[path] == after[path] for path in found)
     closest: Literal["pristine", "applied"] = "applied" if to_after > to_before else "pristine"
@@ -135,45 +138,72 @@ def _problem(path: str, content: bytes | None, before: str | None, series: Serie
         return "is not the file that the series adds"
     if b"\r\n" in content and digest(content.replace(b"\r\n", b"\n")) == before:
         return "has CRLF line ends; check it out with core.autocrlf=false"
-    for patch in series.patches:
-        for diff in patch.files:
-            if diff.path == path:
-                try:
-                    diff.apply(content)
-                except Refused as fault:
-                    # Foreign content may well fit the hunks; where it does not, that is the place.
-                    return f"was edited ({fault.message})"
-                return f"was edited outside the lines of {patch.name}"
-    return "was edited"
+    diffs = [diff for _, diff in _diffs(path, series)]
+    try:
+        _run(diffs, content)
+        return "was edited, though not in the lines that the series changes"
+    except Refused as forward:
+        try:
+            _run([diff.reversed() for diff in reversed(diffs)], content)
+            return "was edited after the series was applied, though not in the lines it changes"
+        except Refused:
+            return f"was edited ({forward.message})"
 
 
-def _patch(
-    patch: Patch, content: dict[str, bytes | None], found: dict[str, str | None], lock: SeriesLock
-) -> PatchVerdict:
-    """Whether a patch is in the tree, from checksums where they are known, else from its lines."""
-    seen: set[PatchState] = set()
-    for diff in patch.files:
-        entry = lock.paths[diff.path]
-        chain = [entry.before, *(step.sha256 for step in entry.steps)]
-        position = 1 + [step.step for step in entry.steps].index(patch.name)
-        if found[diff.path] in chain:
-            seen.add("applied" if chain.index(found[diff.path]) >= position else "pending")
-        elif _fits(content[diff.path], patch, diff.path, undo=True):
-            seen.add("upstream")
-        elif _fits(content[diff.path], patch, diff.path, undo=False):
-            seen.add("pending")
-        else:
-            seen.add("foreign")
+def _diffs(path: str, series: Series) -> list[tuple[str, FileDiff]]:
+    """What the series does to one file: (patch name, diff), in order."""
+    return [
+        (patch.name, diff) for patch in series.patches for diff in patch.files if diff.path == path
+    ]
+
+
+def _run(diffs: list[FileDiff], content: bytes | None) -> bytes | None:
+    for diff in diffs:
+        content = diff.apply(content)
+    return content
+
+
+def _fits(diffs: list[FileDiff], content: bytes | None) -> bool:
+    try:
+        _run(diffs, content)
+    except Refused:
+        return False
+    return True
+
+
+def _placed(
+    path: str, content: bytes | None, found: str | None, series: Series, lock: SeriesLock
+) -> dict[str, PatchState]:
+    """For one file, whether each patch's part is in it: by checksum if known, else by its lines."""
+    steps = lock.paths[path].steps
+    chain = [lock.paths[path].before, *(step.sha256 for step in steps)]
+    if found in chain:
+        there = len(chain) - 1 - chain[::-1].index(found)
+        return {step.step: "applied" if at < there else "pending" for at, step in enumerate(steps)}
+    diffs = _diffs(path, series)
+    for there in range(len(diffs), -1, -1):
+        undo = [diff.reversed() for _, diff in reversed(diffs[:there])]
+        todo = [diff for _, diff in diffs[there:]]
+        if _fits(undo, content) and _fits(todo, content):
+            return {
+                name: "applied" if at < there else "pending" for at, (name, _) in enumerate(diffs)
+            }
+    # No prefix of the series: then each patch for itself, as far as its lines stand alone.
+    return {
+        name: "upstream"
+        if _fits([diff.reversed()], content)
+        else "pending"
+        if _fits([diff], content)
+        else "foreign"
+        for name, diff in diffs
+    }
+
+
+def _patch(patch: Patch, placed: dict[str, dict[str, PatchState]], ours: bool) -> PatchVerdict:
+    """Sum up a patch over its files. What is there in a tree not ours came from upstream."""
+    seen = {placed[diff.path][patch.name] for diff in patch.files}
+    if not ours:
+        seen = {"upstream" if state == "applied" else state for state in seen}
     if len(seen) == 1:
         return PatchVerdict(patch.name, seen.pop())
     return PatchVerdict(patch.name, "foreign" if "foreign" in seen else "partial")
-
-
-def _fits(content: bytes | None, patch: Patch, path: str, *, undo: bool) -> bool:
-    for diff in patch.files:
-        if diff.path == path:
-            try:
-                (diff.reversed() if undo else diff).apply(content)
-            except Refused:
-                return False
-    return True

