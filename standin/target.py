@@ -219,6 +219,9 @@ def tensor_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, .
     yield from with_bias("mm_projector.proj.2", vision["mm_hidden_size"], merged)
 
 
+_TO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
+
+
 def random_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, torch.Tensor]:
     """Random weights under which greedy text varies and depends on the whole prompt.
 
@@ -247,6 +250,8 @@ def random_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, torch.
             tensors[name] = noise
         else:
             tensors[name] = noise / noise[0].numel() ** 0.5
+            if name.startswith("language_model.") and name.endswith(_TO_RESIDUAL):
+                tensors[name] *= 0.1
     return tensors
 
 
