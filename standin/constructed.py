@@ -119,9 +119,7 @@ def make_constructed_drafter(
         eagle31=eagle31,
         **overrides,
     )
-    shapes = drafter_shapes(
-        config, own_embedding=own_embedding, own_head=own_head, taps=len(taps)
-    )
+    shapes = drafter_shapes(config, own_embedding=own_embedding, own_head=own_head, taps=len(taps))
     tensors = random_drafter_tensors(dict(shapes))
     for name, tensor in tensors.items():
         if "norm" in name:

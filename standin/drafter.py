@@ -7,14 +7,21 @@ continue the stand-in's own greedy text.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from standin.target import SPECIAL_IDS, text_config, write_weights
+from standin.target import NUM_WORDS, text_config, write_weights
+
+if TYPE_CHECKING:
+    from transformers import DeepseekV3ForCausalLM
+
+    from standin.reference import Drafter
 
 Style = Literal["llama", "mla"]
 Convention = Literal["before", "output"]
@@ -178,3 +185,165 @@ def random_drafter_tensors(
         else:
             tensors[name] = noise / shape[1] ** 0.5
     return tensors
+
+
+def make_drafter(
+    path: Path,
+    style: Style = "llama",
+    *,
+    trained: bool = False,
+    target: Path | str | None = None,
+    convention: Convention = "before",
+    nested: bool = True,
+    draft_vocab_size: int | None = None,
+    eagle31: bool = False,
+    seed: int = 0,
+    **overrides: Any,
+) -> Path:
+    """Writes a drafter for the stand-in to the directory ``path`` and returns it.
+
+    With random weights nothing it drafts is ever right. ``trained`` fits it to the text model of the
+    checkpoint ``target``. It reads the default places; ``convention`` says how its configuration
+    names them. ``draft_vocab_size`` gives it the words most frequent in the target's own text.
+    Raises ValueError when ``trained`` is asked for without a target.
+    """
+    config = drafter_config(
+        style,
+        ids=default_ids(text_config()["num_hidden_layers"], convention),
+        nested=nested,
+        draft_vocab_size=draft_vocab_size,
+        eagle31=eagle31,
+        **overrides,
+    )
+    shapes = dict(drafter_shapes(config, own_head=draft_vocab_size is not None))
+    tensors = random_drafter_tensors(shapes, seed)
+    if trained:
+        if target is None:
+            raise ValueError("a drafter is trained on a target's text: name the target")
+        tensors = _trained(config, tensors, Path(target), seed)
+    elif draft_vocab_size is not None:
+        tensors |= vocabulary_maps(range(draft_vocab_size), config["vocab_size"])
+    return write_weights(path, config, tensors)
+
+
+# Texts of random words to train on, tokens in each, texts in a batch, passes over all of them, and
+# draft steps unrolled.
+_TEXTS, _TOKENS, _BATCH, _PASSES, _STEPS = 192, 40, 8, 3, 3
+_RATE = 3e-3
+
+
+def _trained(
+    config: dict[str, Any], tensors: dict[str, Tensor], path: Path, seed: int
+) -> dict[str, Tensor]:
+    """Fits a drafter that starts from ``tensors`` to the target in ``path``; returns its tensors.
+
+    Learns the target's choice after any beginning of texts of random words; the stand-in's own greedy
+    texts look much the same.
+    """
+    # Only training needs transformers.
+    from standin.reference import Drafter, load_target, published_to_module, target_states
+
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)  # see engine_environ in standin/engine.py
+    target = load_target(path)
+    texts = torch.randint(NUM_WORDS, (_TEXTS, _TOKENS))
+    states, logits = target_states(target, texts)
+    taps = [states[i] for i in default_ids(len(target.model.layers))]
+
+    words = torch.arange(config["vocab_size"])
+    maps: dict[str, Tensor] = {}
+    if (size := config.get("draft_vocab_size")) is not None:
+        chosen = logits.argmax(-1).flatten().tolist()
+        frequent = [word for word, _ in Counter(chosen).most_common()]
+        rest = sorted(set(range(NUM_WORDS)) - set(frequent))
+        words = torch.tensor(sorted([*frequent, *rest][:size]))
+        maps = vocabulary_maps(words.tolist(), config["vocab_size"])
+    # What the target thinks of the draft vocabulary's words is what the drafter learns.
+    goals = logits[..., words].softmax(-1)
+
+    drafter = Drafter(config)
+    _attend_to_self(tensors, config)
+    names = {name: published_to_module(name) for name in tensors}
+    drafter.load_state_dict({names[n]: t for n, t in tensors.items()}, strict=False)
+    drafter.embed_tokens.weight.data = target.model.embed_tokens.weight.data
+    drafter.lm_head.weight.data = target.lm_head.weight.data[words].clone()
+    learned = {n: p for n, p in drafter.named_parameters() if n in names.values()}
+    drafter.requires_grad_(False)
+    for parameter in learned.values():
+        parameter.requires_grad_(True)
+    optimizer = torch.optim.Adam(learned.values(), lr=_RATE)
+    rounds = _PASSES * (_TEXTS // _BATCH)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=rounds)
+    for _ in range(_PASSES):
+        for batch in torch.randperm(_TEXTS).split(_BATCH):
+            optimizer.zero_grad()
+            loss = _loss(drafter, texts[batch], [tap[batch] for tap in taps], goals[batch])
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+    state = drafter.state_dict()
+    return {name: state[names[name]] for name in tensors} | maps
+
+
+def _attend_to_self(tensors: dict[str, Tensor], config: Mapping[str, Any]) -> None:
+    """Makes ``tensors`` start as a model of word pairs, from which training takes seconds.
+
+    Queries and keys are the same projection of the embedding, so that each slot attends to itself,
+    and values hand the embedding on to the residual stream. All else starts small.
+    """
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    short = {name.rpartition("_proj")[0].rpartition(".")[2]: t for name, t in tensors.items()}
+    for name in ("fc.weight", *(n for n in tensors if n.endswith("down_proj.weight"))):
+        tensors[name] *= 0.1
+    if config["model_type"] == "llama":
+        short["q"][:, :hidden] *= 2**0.5
+        short["q"][:, hidden:] = 0.0
+        short["k"].copy_(short["q"])
+        short["v"].mul_(0.05)[:hidden, :hidden].fill_diagonal_(1.0)
+        short["o"].mul_(0.05)[:, :hidden].fill_diagonal_(1.0)
+        return
+    # The latent holds the query's own latent, then the embedding, whose parts the heads share.
+    rank, nope, part = config["q_lora_rank"], config["qk_nope_head_dim"], hidden // heads
+    latent = short["kv_a"]
+    short["q_a"][:, :hidden] *= 2**0.5
+    short["q_a"][:, hidden:] = 0.0
+    latent *= 0.05
+    latent[:rank] = short["q_a"]
+    latent[rank : rank + hidden, :hidden].fill_diagonal_(1.0)
+    queries = short["q_b"].view(heads, -1, rank)
+    keys, values = (
+        short["kv_b"]
+        .mul_(0.05)
+        .view(heads, -1, len(short["kv_b"][0]))
+        .split([nope, config["v_head_dim"]], dim=1)
+    )
+    outputs = short["o"].mul_(0.05).view(hidden, heads, -1)
+    queries[:, nope:] = 0.0  # no say for the rotated part
+    keys[:, :, :rank] = queries[:, :nope]
+    for head in range(heads):
+        values[head, :part, rank + head * part :].fill_diagonal_(1.0)
+        outputs[head * part :, head, :part].fill_diagonal_(1.0)
+
+
+def _loss(drafter: Drafter, texts: Tensor, taps: Sequence[Tensor], goals: Tensor) -> Tensor:
+    """Cross entropy of all draft steps, each fed what the step before it put out.
+
+    ``texts`` [batch, time], ``taps`` each [batch, time, hidden], ``goals`` [batch, time, words]. Slot t
+    of step j stands for the draft j tokens after slot t-j, which was the last with a target's state.
+    It attends to slots up to t-j of step 0, and to one slot of each step after, as in serving.
+    """
+    from transformers import DynamicCache
+
+    ids, goals = texts[:, 1:], goals[:, 1:]
+    slots = torch.arange(ids.shape[1])
+    age = slots[:, None] - slots[None]  # [slot, slot attended to]
+    hidden = drafter.combine([tap[:, :-1] for tap in taps])
+    past = DynamicCache()
+    loss = torch.zeros(())
+    for step in range(_STEPS):
+        seen = [age >= step, *(age == step - i for i in range(1, step + 1))]
+        mask = torch.zeros(()).where(torch.cat(seen, dim=1), float("-inf"))[None, None]
+        logits, feedback = drafter(ids, hidden, slots[None], mask, past)
+        loss = loss + F.cross_entropy(logits[:, step:].flatten(0, 1), goals[:, step:].flatten(0, 1))
+        hidden = F.pad(feedback[:, :-1], (0, 0, 1, 0))
+    return loss

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, DynamicCache, LlamaConfig
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3Attention,
+    DeepseekV3RMSNorm,
     DeepseekV3RotaryEmbedding,
 )
 from transformers.models.llama.modeling_llama import (
@@ -63,7 +64,15 @@ def load_target(path: Path) -> DeepseekV3ForCausalLM:
         if name.startswith(TEXT_PREFIX)
     }
     model.load_state_dict(text)
+    _one_epsilon(model, config.rms_norm_eps)
     return model.float().eval()
+
+
+def _one_epsilon(module: nn.Module, epsilon: float) -> None:
+    """transformers gives the two norms inside MLA an epsilon of their own, vLLM the config's."""
+    for part in module.modules():
+        if isinstance(part, DeepseekV3RMSNorm):
+            part.variance_epsilon = epsilon
 
 
 @torch.no_grad()
@@ -183,9 +192,9 @@ class Drafter(nn.Module):
 
     def load(self, path: Path, target: DeepseekV3ForCausalLM) -> None:
         """Loads a drafter checkpoint; what it lacks of embedding and head is the target's."""
-        self.embed_tokens.weight.data = target.model.embed_tokens.weight.data
+        self.embed_tokens.weight.data = target.model.embed_tokens.weight.data.clone()
         if self.draft_vocab == target.config.vocab_size:
-            self.lm_head.weight.data = target.lm_head.weight.data
+            self.lm_head.weight.data = target.lm_head.weight.data.clone()
         tensors = {
             published_to_module(name): tensor
             for name, tensor in read_tensors(path).items()
@@ -225,6 +234,7 @@ def _mla_attention(config: dict[str, Any]) -> tuple[nn.Module, nn.Module]:
     attention = DeepseekV3Attention(settings, layer_idx=0)
     for name in ("q_a_proj", "kv_a_proj_with_mqa"):
         setattr(attention, name, _doubled(getattr(attention, name)))
+    _one_epsilon(attention, config["rms_norm_eps"])
     return attention, DeepseekV3RotaryEmbedding(settings)
 
 
