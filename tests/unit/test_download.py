@@ -1,0 +1,113 @@
+"""Fetching through pip, from a folder that plays the package index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from patchset.download import cache_dir, cached, download
+from patchset.errors import EnvironmentFault, IntegrityFault, Refused
+from patchset.releases import Artifact, Release, load_releases
+from unit.support import VERSION, World
+
+
+@pytest.fixture
+def index(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An index reachable without any network, and an empty cache."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+def pin(world: World) -> Artifact:
+    return world.project.release(VERSION).find("wheel", "cuda", "x86_64")
+
+
+def test_fetches_once_and_checks_each_time(world: World, index: Path) -> None:
+    (index / world.wheel.name).write_bytes(world.wheel.read_bytes())
+    path = download(pin(world))
+    assert path == cached(pin(world))
+    assert path.is_relative_to(cache_dir())
+    assert path.read_bytes() == world.wheel.read_bytes()
+    (index / world.wheel.name).unlink()
+    assert download(pin(world)) == path  # from the cache
+
+    path.write_bytes(b"damaged")
+    with pytest.raises(EnvironmentFault):  # so it is fetched again, and is gone by now
+        download(pin(world))
+    assert [item.name for item in path.parent.iterdir()] == [path.name]
+
+
+def test_something_else_under_that_name_is_an_integrity_fault(world: World, index: Path) -> None:
+    data = bytearray(world.wheel.read_bytes())
+    data[2000] ^= 1
+    (index / world.wheel.name).write_bytes(data)
+    with pytest.raises(IntegrityFault, match=r"the index serves .* pinned is"):
+        download(pin(world))
+    assert not cached(pin(world)).exists()
+
+
+def test_what_the_index_lacks_is_said_with_the_way_out(world: World, index: Path) -> None:
+    with pytest.raises(EnvironmentFault, match="does not have it") as fault:
+        download(pin(world))
+    assert "--wheel FILE" in str(fault.value.next_step)
+
+
+def test_no_network_is_said(world: World, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(EnvironmentFault, match="cannot be reached"):
+        download(pin(world))
+    sdist = pin(world).model_copy(update={"kind": "sdist", "file": "vllm-9.9.0.tar.gz"})
+    with pytest.raises(EnvironmentFault, match="cannot be reached"):
+        download(sdist)
+
+
+def test_an_unwritable_cache_is_said(
+    world: World, index: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(EnvironmentFault, match="cannot be written"):
+        download(pin(world))
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("release", load_releases(ROOT / "patches" / "releases.toml").release)
+def test_the_real_pins_are_complete(release: Release) -> None:
+    for flavour in ("cuda", "cpu"):
+        for arch in ("x86_64", "aarch64"):
+            found = release.find("wheel", flavour, arch)
+            assert found.flavour == flavour
+            assert found.file.endswith(f"_{arch}.whl")
+            assert f"-{release.version}-" in found.file
+    assert release.find("sdist").file == f"vllm-{release.version}.tar.gz"
+    assert release.image.endswith(release.tag)
+    with pytest.raises(Refused, match="no pinned cuda wheel for riscv64"):
+        release.find("wheel", "cuda", "riscv64")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("revision = 4", "revision = 0"),
+        ("revision = 4", 'revision = "4"'),
+        ("revision = 4", "revision = 4\nsurprise = 1"),
+        ("sha256 = ", "sha265 = "),
+        ("[[release]]", "[[release"),
+        ('kind = "wheel"', 'kind = "egg"'),
+    ],
+)
+def test_wrong_pins_name_the_key(world: World, old: str, new: str) -> None:
+    path = world.root / "patches" / "releases.toml"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(IntegrityFault, match=r"releases\.toml: "):
+        load_releases(path)

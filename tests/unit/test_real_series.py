@@ -1,0 +1,32 @@
+"""The series in this repository: complete, locked, and each patch with its header."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from patchset.project import Project
+from patchset.releases import Release
+from patchset.series import Patch
+
+PROJECT = Project.here()
+RELEASES = [item for item in PROJECT.releases.release if (PROJECT.lock_path(item).parent).is_dir()]
+PATCHES = [patch for item in RELEASES for patch in PROJECT.series(item.version).patches]
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda item: item.version)
+def test_the_lock_is_fresh(release: Release) -> None:
+    lock = PROJECT.lock(release.version)
+    assert lock.digest == PROJECT.series(release.version).digest
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda item: item.name)
+def test_a_patch_says_what_it_is_for(patch: Patch) -> None:
+    trailers = dict(patch.trailers)
+    assert set(trailers) == {"Fault", "Upstream", "Drop-when", "Signed-off-by"}
+    assert patch.faults
+    assert re.search(r"\b\d+\.\d+\.\d+\b", trailers["Drop-when"])
+    assert len(patch.subject) <= 80
+    why = patch.message.split("\n\n")
+    assert len(why) >= 2, "what breaks and for whom, and why this cure, above the trailers"
