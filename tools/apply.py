@@ -43,6 +43,10 @@ def apply(
     upto: Annotated[
         int | None, typer.Option(help="Only the first N patches of the series.", min=0)
     ] = None,
+    expect: Annotated[
+        str | None,
+        typer.Option(help="With --status: exit 3 unless this patch set (its digest) is applied."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Write nothing: say what would be written.")
     ] = False,
@@ -61,12 +65,16 @@ def apply(
             raise UsageFault("--check, --status and --reverse exclude each other")
         if (commit or branch) and (check or status or reverse):
             raise UsageFault("--commit and --branch go with applying only")
+        if expect is not None and not status:
+            raise UsageFault("--expect goes with --status")
         if branch and not commit:
             raise UsageFault("--branch needs --commit")
         project = Project.here()
         with open_tree(tree) as place:
             if status:
                 outcome = operations.inspect(place, project, release, upto=upto)
+                if expect is not None:
+                    operations.require(outcome, expect)
             elif check:
                 outcome = operations.check(place, project, release, upto=upto)
             elif reverse:

@@ -149,7 +149,7 @@ def test_the_cpu_wheel_is_rebuilt(
     assert again.sha256 == built.sha256
 
 
-@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("arch", ["x86_64", pytest.param("aarch64", marks=pytest.mark.slow)])
 def test_the_official_wheel_is_rebuilt(
     project: Project,
     release: Release,

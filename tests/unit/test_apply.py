@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,29 @@ def test_record_lists_what_is_there(world: World) -> None:
     for path, entry in files.items():
         if entry.hash_ is not None:
             assert entry.validate((root / path).read_bytes()), path
+
+
+def test_an_install_says_what_it_is(world: World) -> None:
+    root = world.tree("install")
+    apply(world, root, upto=1)
+    assert version(root) == ("9.9.0+kimi.eagle3.4.upto1", (9, 9, 0, "kimi.eagle3.4.upto1"))
+    reverse(world, root)
+    apply(world, root)
+    assert version(root) == ("9.9.0+kimi.eagle3.4", (9, 9, 0, "kimi.eagle3.4"))
+    shutil.rmtree(root / ".vllm-kimi-eagle3")  # without its record it is undone as well
+    reverse(world, root)
+    assert version(root) == ("9.9.0", (9, 9, 0))
+    for kind in ("source", "checkout"):
+        root = world.tree(kind, kind)
+        write_tree(root, {"vllm/_version.py": VERSION_TEXT.encode()})
+        apply(world, root)
+        assert version(root) == ("9.9.0", (9, 9, 0))  # as git am leaves it
+
+
+def version(root: Path) -> tuple[object, object]:
+    scope: dict[str, object] = {}
+    exec((root / "vllm" / "_version.py").read_bytes(), scope)
+    return scope["__version__"], scope["version_tuple"]
 
 
 def test_stale_bytecode_does_not_survive(world: World) -> None:
@@ -440,6 +464,27 @@ def test_a_wheel_is_never_changed_its_patched_form_is_written(world: World) -> N
     assert apply(world, built.path).result == "nothing-to-do"
     with pytest.raises(UsageFault, match="never changed"):
         reverse(world, world.wheel)
+
+
+def test_an_install_from_a_patched_wheel_knows_its_patch_set(world: World) -> None:
+    """Also when it is an older one, or a cut one, than the series here."""
+    for upto in (None, 2):
+        root = world.root / f"installed-{upto}"
+        with open_tree(world.wheel) as tree:
+            built = operations.apply(tree, world.project, upto=upto).wheel
+        assert built is not None
+        with zipfile.ZipFile(built.path) as archive:
+            archive.extractall(root)
+        for place in (root, built.path):
+            verdict = status(world, place).verdict
+            assert (verdict.state, verdict.digest) == ("applied", built.digest)
+        with pytest.raises(Refused, match="installed from a patched wheel"):
+            reverse(world, root)
+        if upto is not None:
+            with pytest.raises(Refused, match="another patch set"):
+                apply(world, root)
+            (root / "vllm" / "alpha.py").write_bytes(b"edited\n")
+            assert status(world, root).verdict.state == "foreign"
 
 
 def test_a_damaged_state_file_is_an_integrity_fault(world: World) -> None:

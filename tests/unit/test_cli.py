@@ -66,7 +66,15 @@ def test_a_day_with_a_source_tree(world: World) -> None:
     assert (found["schema"], found["result"]) == ("vllm-kimi-eagle3/apply/1", "state")
     assert (found["state"], found["digest"]) == ("applied", found["series"])
     assert found["patches"][1]["faults"] == ["F05", "F06"]
+    digest = found["digest"]
+    run(world, tool, tree, "--status", "--expect", digest[:12])
+    other = "0" * 64
+    assert f"not the patch set {other}" in run(
+        world, tool, tree, "--status", "--expect", other, code=3
+    )
+    assert "is not a digest" in run(world, tool, tree, "--status", "--expect", "x", code=2)
     assert last(run(world, tool, tree, "--reverse")).startswith("done and verified: ")
+    assert "has pristine" in run(world, tool, tree, "--status", "--expect", digest, code=3)
     assert {key: read_tree(Path(tree))[key] for key in PRISTINE} == PRISTINE
 
 

@@ -104,6 +104,14 @@ class Archive:
     ) -> None:
         self.close()
 
+    @property
+    def dist_info(self) -> str:
+        """The name of a wheel's only dist-info folder."""
+        names = {name.split("/")[0] for name in self.members if ".dist-info/" in name}
+        if len(names) != 1:
+            raise IntegrityFault(f"{self.path}: has {len(names)} dist-info folders, not one")
+        return names.pop()
+
     def close(self) -> None:
         """Close the file."""
         self._zip.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -9,14 +10,16 @@ from typing import Literal
 from patchset.archive import Progress
 from patchset.errors import EnvironmentFault, IntegrityFault, Refused, UsageFault
 from patchset.lock import SeriesLock, digest
-from patchset.paths import PACKAGE
+from patchset.paths import PACKAGE, VERSION_FILE
 from patchset.project import Project
+from patchset.provenance import PROVENANCE
 from patchset.releases import Release
 from patchset.series import Change, Series, changes
 from patchset.state import apply_edits, is_current, reverse_edits
 from patchset.transaction import Action, Edit, Files, Transaction, exclusive, recover
-from patchset.tree import Tree, release_of
+from patchset.tree import Tree, release_of, version_of
 from patchset.verdict import Verdict, judge
+from patchset.version import MARK, read_version, set_version
 from patchset.wheel import BuiltWheel, build_wheel
 
 
@@ -61,6 +64,23 @@ def inspect(
     """The state of a tree. Writes nothing, takes no lock, works on read-only trees."""
     job = _open(tree, project, named, upto)
     return Outcome("state", "status", tree, job.release, job.series, job.judge())
+
+
+def require(outcome: Outcome, wanted: str) -> None:
+    """Raise :class:`Refused` unless the patch set with that digest is applied.
+
+    ``wanted`` is the whole digest or at least its first twelve digits. For start-up scripts, and
+    for comparing nodes.
+    """
+    if not re.fullmatch(r"[0-9a-f]{12,64}", wanted):
+        raise UsageFault(f"{wanted!r} is not a digest: 12 to 64 hexadecimal digits")
+    found, verdict = outcome.verdict.digest, outcome.verdict
+    if found is None or not found.startswith(wanted) or verdict.journal:
+        what = f"the patch set {found}" if found else f"{verdict.state}: {verdict.explanation}"
+        raise Refused(
+            f"{outcome.tree.root}: has {what}, not the patch set {wanted}",
+            next_step="Apply that patch set, or start the engine elsewhere.",
+        )
 
 
 def check(
@@ -118,7 +138,8 @@ def apply(
             result: Literal["done", "nothing-to-do"] = "nothing-to-do" if built.reused else "done"
             outcome = _outcome(result, "apply", job, verdict, found)
             return replace(outcome, wheel=built)
-        _write(job, "apply", apply_edits(tree, job.series, found), (), files)
+        marked = _version_change(job, job.release.local_version(upto))
+        _write(job, "apply", apply_edits(tree, job.series, [*found, *marked]), (), files)
         after = job.judge()
         if not _settled(after, job.series):
             raise IntegrityFault(f"{tree.root}: changed while it was patched: {after.explanation}")
@@ -190,7 +211,9 @@ def _plan(job: _Job, verdict: Verdict) -> list[Change]:
     if verdict.state == "applied":
         raise Refused(
             f"{where}: {verdict.explanation}: {verdict.digest}, not {job.series.digest}",
-            next_step="Run --reverse first.",
+            next_step="Install the official wheel over it."
+            if job.tree.read_info(PROVENANCE)
+            else "Run --reverse first.",
         )
     if verdict.state != "pristine":
         known = verdict.record is not None and is_current(verdict.record, job.tree)
@@ -222,6 +245,11 @@ def _plan_reverse(job: _Job, verdict: Verdict) -> tuple[list[Edit], tuple[str, .
             if after != entry.before:
                 raise IntegrityFault(f"{tree.state_dir}: would not give back {path} as released")
         return edits, tuple(reversed(record.made))
+    if verdict.state == "applied" and tree.read_info(PROVENANCE):
+        raise Refused(
+            f"{tree.root}: was installed from a patched wheel, {version_of(tree)}",
+            next_step="Install the official wheel over it.",
+        )
     if verdict.state != "applied":
         raise Refused(
             f"{tree.root}: is {verdict.state}, so it cannot be reversed: {verdict.explanation}",
@@ -231,7 +259,24 @@ def _plan_reverse(job: _Job, verdict: Verdict) -> tuple[list[Edit], tuple[str, .
     for change in found:
         if digest(change.after) != job.lock.paths[change.path].before:
             raise IntegrityFault(f"{change.path}: the result is not what series.lock says")
-    return [Edit("tree", item.path, item.before, item.after) for item in found], ()
+    marked = _version_change(job, job.release.version)
+    return [Edit("tree", item.path, item.before, item.after) for item in [*found, *marked]], ()
+
+
+def _version_change(job: _Job, version: str) -> list[Change]:
+    """Let an installed engine say what it is, as that of a patched wheel does.
+
+    vLLM also makes its version part of the keys of its compile caches, so that nothing compiled
+    from the unpatched code is used. Checkouts and source folders stay as ``git am`` leaves them:
+    there the file is not part of the source.
+    """
+    content = job.tree.read(VERSION_FILE)
+    old = read_version(content)
+    if job.tree.kind != "install" or content is None or old is None or old == version:
+        return []
+    if old.partition("+")[0] != job.release.version or (MARK not in old and "+" in old):
+        return []  # a build of its own kind; its version is not ours to change
+    return [Change(VERSION_FILE, content, set_version(content, old, version, VERSION_FILE))]
 
 
 def _write(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from patchset.errors import IntegrityFault
 from patchset.releases import Sha256, Strict
 
 PROVENANCE = "kimi_eagle3.json"
@@ -45,6 +46,14 @@ class Provenance(Strict):
     source: Source
     patches: list[AppliedPatch]
     overlay: list[AddedFile]
+
+    @classmethod
+    def load(cls, content: bytes, where: str) -> Self:
+        """Read the file; :class:`IntegrityFault` if it is not one of ours."""
+        try:
+            return cls.model_validate_json(content)
+        except ValidationError as fault:
+            raise IntegrityFault(f"{where}: {PROVENANCE} is damaged") from fault
 
     def dump(self) -> bytes:
         """The bytes of the file."""

@@ -43,6 +43,17 @@ class Record:
         """The whole line of ``path`` as it stands."""
         return self._lines[self._index[path]] if path in self._index else None
 
+    def checksum(self, path: str) -> str | None:
+        """The sha256 of ``path`` in hex, as listed; ``None`` if none is."""
+        line = self.line(path)
+        value = next(csv.reader([line]))[1] if line else ""
+        if not value.startswith("sha256="):
+            return None
+        try:
+            return base64.urlsafe_b64decode(value.removeprefix("sha256=") + "==").hex()
+        except ValueError:
+            return None
+
     def position(self, path: str) -> int | None:
         """The 0-based line number of ``path``."""
         return self._index.get(path)

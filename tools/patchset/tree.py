@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from patchset.lock import SeriesLock, digest
 from patchset.paths import PACKAGE, VERSION_FILE, locate
 from patchset.project import Project
 from patchset.releases import PROJECTS, Release
+from patchset.version import read_version
 
 Kind = Literal["checkout", "source", "install", "wheel"]
 
@@ -88,6 +88,14 @@ class Tree:
             raise Refused(f"{place}: is a folder where a file should be") from fault
         except OSError as fault:
             raise EnvironmentFault(f"{place}: cannot be read: {fault.strerror}") from fault
+
+    def read_info(self, name: str) -> bytes | None:
+        """A file of the distribution's dist-info, e.g. ``RECORD``; ``None`` if there is none."""
+        if self.kind == "wheel":
+            return self._archive.read(f"{self._archive.dist_info}/{name}")
+        if self.dist_info is None:
+            return None
+        return self.read(f"{self.dist_info.name}/{name}")
 
 
 def open_tree(path: Path) -> Tree:
@@ -156,12 +164,7 @@ def release_of(tree: Tree, project: Project, named: str | None = None) -> Releas
 
 def version_of(tree: Tree) -> str | None:
     """What ``vllm/_version.py`` says, e.g. ``0.16.0+kimi.eagle3.1``; ``None`` if nothing."""
-    content = tree.read(VERSION_FILE)
-    if content is None:
-        return None
-    pattern = rb"^(?:__version__ = )?(?:version|__version__)(?: = version)? = ['\"]([^'\"]+)['\"]"
-    found = re.search(pattern, content, re.MULTILINE)
-    return found[1].decode("ascii", "replace") if found else None
+    return read_version(tree.read(VERSION_FILE))
 
 
 def matches(tree: Tree, lock: SeriesLock) -> bool:

@@ -8,6 +8,8 @@ from typing import Literal
 from patchset.diff import FileDiff
 from patchset.errors import Refused
 from patchset.lock import SeriesLock, digest
+from patchset.provenance import PROVENANCE, Provenance
+from patchset.record import Record
 from patchset.releases import Release
 from patchset.series import Patch, Series
 from patchset.state import State, is_current, load_state
@@ -90,6 +92,9 @@ def judge(tree: Tree, release: Release, series: Series, lock: SeriesLock) -> Ver
         state, known = "applied", record.digest
         cut = "" if record.upto is None else f", its first {record.upto} patches,"
         text = f"another patch set{cut} was applied on {record.applied}"
+    elif (built := _built_in(tree, found)) is not None:
+        state, known = "applied", built.digest
+        text = f"another patch set is built into this wheel, {built.version}"
     elif all(item.state != "foreign" for item in files):
         state = "partial"
         odd = [item for item in files if item.state != closest]
@@ -104,6 +109,18 @@ def judge(tree: Tree, release: Release, series: Series, lock: SeriesLock) -> Ver
         state = "partial" if state in ("partial", "foreign") else state
         text = f"a run was interrupted on {journal.started}; {text}"
     return Verdict(release, state, known, files, patches, closest, text, record, journal)
+
+
+def _built_in(tree: Tree, found: dict[str, str | None]) -> Provenance | None:
+    """The patch set of a patched wheel, if the files are still those that the wheel held."""
+    content, record = tree.read_info(PROVENANCE), tree.read_info("RECORD")
+    if content is None or record is None:
+        return None
+    listed = Record(record, f"{tree.root}: RECORD")
+    for path, checksum in found.items():
+        if listed.checksum(path) != checksum:
+            return None
+    return Provenance.load(content, str(tree.root))
 
 
 def _name(items: list[FileVerdict]) -> str:

@@ -28,6 +28,7 @@ from patchset.provenance import PROVENANCE, AddedFile, AppliedPatch, Provenance,
 from patchset.record import Record
 from patchset.releases import Artifact, Release
 from patchset.series import Change, Series, changes
+from patchset.version import replace_once, set_version
 
 # Files of the package that are text in every artifact; anything else is compiled or generated.
 TEXT_SUFFIXES = (".py", ".json")
@@ -142,13 +143,14 @@ def verify_wheel(
 def _plan(
     archive: Archive, artifact: Artifact, series: Series, lock: SeriesLock, version: str
 ) -> list[Member | NewMember]:
-    old_info = dist_info(archive)
+    old_info = archive.dist_info
     new_info = old_info.replace(f"-{series.release}.", f"-{version}.", 1)
     found = {change.path: change for change in wheel_changes(archive, series, lock)}
     written: dict[str, bytes] = {
         path: change.after for path, change in found.items() if change.after is not None
     }
-    written[VERSION_FILE] = _set_version(_need(archive, VERSION_FILE), series.release, version)
+    stock = _need(archive, VERSION_FILE)
+    written[VERSION_FILE] = set_version(stock, series.release, version, VERSION_FILE)
 
     body: list[Member | NewMember] = []
     for name, member in archive.members.items():
@@ -190,14 +192,6 @@ def _plan(
     return [*body, *tail]
 
 
-def dist_info(archive: Archive) -> str:
-    """The name of the wheel's only dist-info folder."""
-    names = {name.split("/")[0] for name in archive.members if ".dist-info/" in name}
-    if len(names) != 1:
-        raise IntegrityFault(f"{archive.path}: has {len(names)} dist-info folders instead of one")
-    return names.pop()
-
-
 def _provenance(artifact: Artifact, series: Series, version: str) -> Provenance:
     return Provenance(
         schema="vllm-kimi-eagle3/provenance/1",
@@ -219,28 +213,10 @@ def _provenance(artifact: Artifact, series: Series, version: str) -> Provenance:
     )
 
 
-def _set_version(content: bytes, old: str, new: str) -> bytes:
-    """Change what setuptools-scm wrote, and insist on having found it."""
-    release, _, local = new.partition("+")
-    numbers = ", ".join(release.split("."))
-    text = _replace_once(
-        content.decode(),
-        rf"^__version__ = version = '{re.escape(old)}'$",
-        f"__version__ = version = '{new}'",
-        VERSION_FILE,
-    )
-    return _replace_once(
-        text,
-        rf"^__version_tuple__ = version_tuple = \({re.escape(numbers)}\)$",
-        f"__version_tuple__ = version_tuple = ({numbers}, '{local}')",
-        VERSION_FILE,
-    ).encode()
-
-
 def _set_metadata(content: bytes, old: str, new: str) -> bytes:
     headers, blank, body = content.decode().partition("\n\n")
     pattern = rf"^Version: {re.escape(old)}$"
-    return (_replace_once(headers, pattern, f"Version: {new}", "METADATA") + blank + body).encode()
+    return (replace_once(headers, pattern, f"Version: {new}", "METADATA") + blank + body).encode()
 
 
 def _set_tags(content: bytes, tags: list[str]) -> bytes:
@@ -250,13 +226,6 @@ def _set_tags(content: bytes, tags: list[str]) -> bytes:
         for abi in tags[1].split("."):
             lines += [f"Tag: {python}-{abi}-{machine}" for machine in tags[2].split(".")]
     return ("\n".join(lines) + "\n").encode()
-
-
-def _replace_once(text: str, pattern: str, new: str, where: str) -> str:
-    result, count = re.subn(pattern, lambda _: new, text, flags=re.MULTILINE)
-    if count != 1:
-        raise IntegrityFault(f"{where}: {count} lines match {pattern!r} instead of one")
-    return result
 
 
 def _need(archive: Archive, name: str) -> bytes:
@@ -305,7 +274,7 @@ def _verify_names(archive: Archive, name: str) -> None:
     from packaging.utils import canonicalize_name, parse_wheel_filename
 
     project, version, _, tags = parse_wheel_filename(name)
-    folder = dist_info(archive)
+    folder = archive.dist_info
     metadata = _need(archive, f"{folder}/METADATA").decode()
     wheel = _need(archive, f"{folder}/WHEEL").decode()
     listed = set(re.findall(r"^Tag: (\S+)$", wheel, re.MULTILINE))
@@ -329,7 +298,7 @@ def _verify_record(archive: Archive, source: Archive, members: list[Member | New
     from installer.records import RecordEntry, parse_record_file
 
     def parse(holder: Archive) -> dict[str, RecordEntry]:
-        text = _need(holder, f"{dist_info(holder)}/RECORD").decode()
+        text = _need(holder, f"{holder.dist_info}/RECORD").decode()
         rows = parse_record_file(text.splitlines())
         return {row[0]: RecordEntry.from_elements(*row) for row in rows}
 
