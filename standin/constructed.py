@@ -1,20 +1,21 @@
 """A target and drafters with weights set by hand, so that acceptance is all or nothing.
 
-The target maps word x to word x+1, and layer j writes 1 into the residual stream at a place of its own
-(*marker* j). A drafter's fc opens a gate only if every tap shows the marker of the layer before it and
-not that of the layer after; with the gate open its MLP steps the word it reads off the taps by one,
-and with the gate shut it drafts a word that is never right. So the acceptance length of k draft
-tokens is exactly 1+k when every tap is where the drafter expects it, and exactly 1 otherwise.
+The target maps word x to word x+1, and layer j writes 1 into the residual stream at a place of its
+own (*marker* j). A drafter's fc opens a gate only if every tap shows the marker of the layer before
+it and not that of the layer after. With the gate open its MLP steps the word it reads off the taps
+by one; with the gate shut it drafts a word that is never right. So the acceptance length of k
+draft tokens is exactly 1+k when every tap is where the drafter expects it, and else exactly 1.
 
-How a layer writes a constant without a bias: every embedding holds the constant ``CONSTANT``, all else
-in the residual stream has a known norm, so the value of the constant after RMSNorm is known, and one
+How a layer writes a constant without a bias: every embedding holds ``CONSTANT``, and the rest of
+the residual stream has a known norm. So the value of the constant after RMSNorm is known, and one
 MLP unit turns it into 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -100,7 +101,9 @@ def make_constructed_drafter(
     own_embedding: bool = False,
     own_head: bool = False,
     eagle31: bool = False,
-    **overrides: object,
+    settings: Mapping[str, Any] | None = None,
+    without: Sequence[str] = (),
+    extra: Mapping[str, Sequence[int]] | None = None,
 ) -> Path:
     """Writes a drafter for the constructed target to the directory ``path`` and returns it.
 
@@ -109,6 +112,10 @@ def make_constructed_drafter(
     head of its own. With ``own_head`` the target's head would not do; with ``own_embedding`` the
     drafter brings an embedding. ``eagle31``: with norms before fc, and a state that is fed back
     after the norm and would not work before it.
+
+    To make a bad drafter of a good one: ``settings`` are written over its configuration in the end,
+    tensors whose name begins with one of ``without`` are left out, and ``extra`` gives names and
+    shapes of superfluous ones.
     """
     own_head = own_head or draft_ids is not None
     config = drafter_config(
@@ -117,7 +124,6 @@ def make_constructed_drafter(
         nested=nested,
         draft_vocab_size=None if draft_ids is None else len(set(draft_ids)),
         eagle31=eagle31,
-        **overrides,
     )
     shapes = drafter_shapes(config, own_embedding=own_embedding, own_head=own_head, taps=len(taps))
     tensors = random_drafter_tensors(dict(shapes))
@@ -136,7 +142,19 @@ def make_constructed_drafter(
         tensors["lm_head.weight"][: len(words)] = _digits(before, shift)
     if draft_ids is not None:
         tensors |= vocabulary_maps(draft_ids, VOCAB_SIZE)
-    return write_weights(path, config, tensors)
+    tensors = {n: t for n, t in tensors.items() if not n.startswith(tuple(without))}
+    tensors |= {name: torch.zeros(*shape) for name, shape in (extra or {}).items()}
+    return write_weights(path, {**config, **(settings or {})}, tensors)
+
+
+def make_constructed_set(path: Path, drafters: Mapping[str, Mapping[str, Any]]) -> Path:
+    """Writes the constructed target to ``path/target``, and a drafter to ``path/NAME`` for each
+    entry of ``drafters``, whose value holds arguments of :func:`make_constructed_drafter`.
+    """
+    make_constructed_target(path / "target")
+    for name, arguments in drafters.items():
+        make_constructed_drafter(path / name, **arguments)
+    return path
 
 
 def _write_fc(tensors: dict[str, Tensor], taps: Sequence[int], shift: int) -> None:

@@ -1,8 +1,8 @@
 """Drafters for the stand-in: configurations, tensor names and weights like the published ones.
 
-Two styles: ``llama`` (multi-head attention, ``midlayer.*``) and ``mla`` (``Eagle3DeepseekV2ForCausalLM``,
-``layers.0.*``). :func:`make_drafter` writes one with random weights, or one trained on the spot to
-continue the stand-in's own greedy text.
+Two styles: ``llama`` (multi-head attention, ``midlayer.*``) and ``mla``
+(``Eagle3DeepseekV2ForCausalLM``, ``layers.0.*``). :func:`make_drafter` writes one with random
+weights, or one trained on the spot to guess some of the stand-in's choices.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from torch.nn import functional as F
 from standin.target import NUM_WORDS, text_config, write_weights
 
 if TYPE_CHECKING:
-    from transformers import DeepseekV3ForCausalLM
-
     from standin.reference import Drafter
 
 Style = Literal["llama", "mla"]
@@ -202,9 +200,10 @@ def make_drafter(
 ) -> Path:
     """Writes a drafter for the stand-in to the directory ``path`` and returns it.
 
-    With random weights nothing it drafts is ever right. ``trained`` fits it to the text model of the
-    checkpoint ``target``. It reads the default places; ``convention`` says how its configuration
-    names them. ``draft_vocab_size`` gives it the words most frequent in the target's own text.
+    With random weights next to nothing it drafts is right. ``trained`` fits it to the text model of
+    the checkpoint ``target`` (under a minute; about half of its first drafts are then right). It
+    reads the default places; ``convention`` says how its configuration names them.
+    ``draft_vocab_size`` gives it the words that the target chooses most often.
     Raises ValueError when ``trained`` is asked for without a target.
     """
     config = drafter_config(
@@ -237,8 +236,8 @@ def _trained(
 ) -> dict[str, Tensor]:
     """Fits a drafter that starts from ``tensors`` to the target in ``path``; returns its tensors.
 
-    Learns the target's choice after any beginning of texts of random words; the stand-in's own greedy
-    texts look much the same.
+    Learns the target's choice after any beginning of texts of random words; the stand-in's own
+    greedy texts look much the same.
     """
     # Only training needs transformers.
     from standin.reference import Drafter, load_target, published_to_module, target_states
@@ -328,8 +327,8 @@ def _attend_to_self(tensors: dict[str, Tensor], config: Mapping[str, Any]) -> No
 def _loss(drafter: Drafter, texts: Tensor, taps: Sequence[Tensor], goals: Tensor) -> Tensor:
     """Cross entropy of all draft steps, each fed what the step before it put out.
 
-    ``texts`` [batch, time], ``taps`` each [batch, time, hidden], ``goals`` [batch, time, words]. Slot t
-    of step j stands for the draft j tokens after slot t-j, which was the last with a target's state.
+    ``texts`` [batch, time], ``taps`` each [batch, time, hidden], ``goals`` [batch, time, words].
+    Slot t of step j stands for the draft j tokens after slot t-j, the last with a target's state.
     It attends to slots up to t-j of step 0, and to one slot of each step after, as in serving.
     """
     from transformers import DynamicCache
