@@ -16,7 +16,7 @@ env = $(BOOTSTRAP) env requirements/$(1).txt
 FOREIGN = colorama mlx mlx-lm mlx-metal pywin32 win32-setctime
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all wheel bench lint lock series-lock clean python
+.PHONY: help demo test test-all wheel bench lint lock series-lock table clean python
 
 help: ## Show this list
 	@echo 'usage: make TARGET [RELEASE=$(RELEASE)] [PYTHON=python3.12] [ARGS="..."]'
@@ -37,9 +37,6 @@ test-all: python lint ## The same, and what takes longer
 wheel: python ## Official CUDA wheel in, patched wheel out, in dist/; no GPU needed
 	@py=$$($(call env,tools)) && exec $$py tools/build_wheel.py --release $(RELEASE) $(ARGS)
 
-bench: python ## How long the tools take: apply, check and rebuild on the pinned release
-	@py=$$($(call env,tools)) && exec $$py tools/bench.py --release $(RELEASE) $(ARGS)
-
 lint: python ## Style and types of our own code
 	@py=$$($(call env,dev)) && $$py -m ruff check . && $$py -m ruff format --check . \
 	&& $$py -m mypy
@@ -52,8 +49,11 @@ lock: python ## Write requirements/*.txt anew from requirements/*.in
 	--no-annotate --no-header $$before $(addprefix --no-emit-package ,$(FOREIGN)) $(ARGS) \
 	$$name.in --output-file $$name.txt || exit; done
 
-series-lock: python ## Write patches/v$(RELEASE)/series.lock anew
+series-lock: python ## Write the release's series.lock anew
 	@py=$$($(call env,tools)) && exec $$py tools/lock.py --release $(RELEASE) $(ARGS)
+
+table: python ## Write the README's fault table anew
+	@py=$$($(call env,tools)) && exec $$py tools/fault_table.py --write
 
 clean: python ## Remove environments that the present requirements no longer ask for
 	@$(BOOTSTRAP) clean $(ARGS)

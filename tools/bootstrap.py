@@ -273,7 +273,7 @@ def _run_pip(python: Path, arguments: list[str], log: Path, count: int) -> None:
                 if line.lstrip().startswith("Downloading ") and size:
                     name = Path(line.split()[1]).name
                     say(f"[{collected}/{count}] downloading {name} ({size[1]})")
-                elif line.startswith("Installing collected"):
+                elif line.startswith("Installing collected") and count > 1:
                     say(f"[{count}/{count}] unpacking; this takes minutes for a large environment")
                 elif line.startswith("Collecting ") and collected % 25 == 0:
                     say(f"[{collected}/{count}] packages found")

@@ -24,7 +24,8 @@ from cli import execute, make_app, run, say
 from patchset.errors import EnvironmentFault, PatchsetError
 from patchset.faults import Fault, load_faults
 from patchset.project import Project
-from patchset.report import Report, Strict, schema
+from patchset.releases import Strict
+from patchset.report import Report, schema
 from patchset.wheel import build_wheel
 
 sys.path.insert(0, str(bootstrap.ROOT))  # for `standin`
@@ -180,7 +181,7 @@ def _complete(server: Server, prompt: str) -> dict[str, Any]:
     return choice
 
 
-def _line(text: str, width: int = 160) -> str:
+def _line(text: str, width: int = 200) -> str:
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1] + "…"
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from fault_table import cell, rewritten, table
 from patchset.errors import IntegrityFault
 from patchset.faults import Fault, Span, load_faults
+from patchset.project import Project
 
 FILE = Path(__file__).resolve().parents[2] / "patches" / "faults.toml"
 FAULTS = load_faults(FILE)
@@ -20,8 +22,8 @@ def test_pattern_finds_its_own_symptom_only(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
-def test_a_reason_for_no_cure_is_given_for_affected_releases_only(fault: Fault) -> None:
-    assert all(fault.affects(version) for version in fault.uncured)
+def test_notes_are_on_affected_releases_only(fault: Fault) -> None:
+    assert all(fault.affects(version) for version in fault.notes)
 
 
 def test_span_includes_its_first_release_and_not_the_healed_one() -> None:
@@ -54,3 +56,21 @@ def test_ids_are_distinct_and_in_order(tmp_path: Path) -> None:
     path.write_text(text + text[text.index("[[fault]]") :])
     with pytest.raises(IntegrityFault, match="distinct and in order"):
         load_faults(path)
+
+
+def test_the_readme_has_the_present_table() -> None:
+    readme = (FILE.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert rewritten(readme, table(Project.here())) == readme, "run: make table"
+
+
+def test_a_fault_that_is_neither_cured_nor_explained_is_an_error() -> None:
+    fault = next(fault for fault in FAULTS if fault.id == "F03")
+    assert cell(fault, "0.16.0", {"F03": ["0001-targets.patch"]}) == "patch 0001"
+    assert cell(fault, "0.18.0", {}) == "–"
+    with pytest.raises(IntegrityFault, match="F03 affects"):
+        cell(fault, "0.16.0", {})
+
+
+def test_only_the_generated_part_of_the_readme_is_replaced() -> None:
+    with pytest.raises(IntegrityFault, match="marks"):
+        rewritten("no marks", "table")

@@ -43,7 +43,7 @@ class Fault(Strict):
     affected: Annotated[list[Span], Field(min_length=1)]
     grade: Grade
     evidence: Annotated[str, Field(min_length=1)]
-    uncured: dict[Release, str] = Field(default_factory=dict)
+    notes: dict[Release, str] = Field(default_factory=dict)
 
     @field_validator("pattern")
     @classmethod
