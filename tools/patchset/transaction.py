@@ -286,22 +286,35 @@ class _Work:
         self.close()
 
     def roll_back(self) -> None:
-        """Return to the old files. Whatever fails here is left to :func:`recover`."""
+        """Return to the old files, each as far as that can be done.
+
+        Raises the first error; the journal then stays, and the rest is left to :func:`recover`.
+        """
+        failed: OSError | None = None
         for edit, target in self.targets():
-            old = _beside(target, _OLD)
-            self.files.unlink(_beside(target, _NEW))
-            if old.exists():
-                # Renaming one name of a file over another of the same file does nothing.
-                self.files.rename(old, target)
-                self.files.unlink(old)
-            elif edit.before is None and edit.after and _digest_of(target) == edit.after:
-                self.files.unlink(target)
-            if edit.base == "tree":
-                self.purge_bytecode(target)
+            try:
+                self._restore(edit, target)
+            except OSError as fault:
+                failed = failed or fault
+        if failed:
+            raise failed
         for folder in reversed(self.journal.made):
             self.files.rmdir(self.root / folder / "__pycache__")
             self.files.rmdir(self.root / folder)
         self.close()
+
+    def _restore(self, edit: JournalEdit, target: Path) -> None:
+        old = _beside(target, _OLD)
+        self.files.unlink(_beside(target, _NEW))
+        found = _digest_of(target)
+        if found != edit.before:
+            if edit.before is not None:
+                self.files.rename(old, target)
+            elif found == edit.after:
+                self.files.unlink(target)
+        self.files.unlink(old)
+        if edit.base == "tree":
+            self.purge_bytecode(target)
 
     def close(self) -> None:
         if self.state_dir.is_dir():
