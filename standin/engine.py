@@ -130,7 +130,8 @@ def run_engines(
                          #   "sampling": {...}, laid over the run's
                         ],
             "sampling": {...}}],   # arguments of vllm.SamplingParams; temperature 0 unless given
-         "probe": "module:function"}  # optional: called with the LLM before the runs
+         # optional: a function called before the runs with the LLM and these keyword arguments
+         "probe": "module:function", "probe_arguments": {...}}
 
     Its result, in the same order::
 
@@ -247,7 +248,7 @@ def make_checkpoint(python: Path, call: str, **arguments: Any) -> Path:
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix="part-") as folder:
         made = Path(folder) / name
         command = [str(python), "-c", code, call, str(made), json.dumps(arguments)]
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         subprocess.run(command, check=True, env=environ, cwd=folder, stdout=sys.stderr)
         try:
             made.rename(kept)

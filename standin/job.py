@@ -47,7 +47,8 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
         result["seconds"] = {"start": time.perf_counter() - started}
         if "probe" in job:
             module, _, function = job["probe"].partition(":")
-            result["probe"] = getattr(importlib.import_module(module), function)(llm)
+            probe = getattr(importlib.import_module(module), function)
+            result["probe"] = probe(llm, **job.get("probe_arguments", {}))
         for run in job.get("runs", []):
             result["runs"].append(_run(llm, run))
     except Exception as error:
