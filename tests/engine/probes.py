@@ -26,3 +26,10 @@ def likely_continuations(
             longer += [([*tokens, t], probability * w / total) for t, w in weights.items()]
         found = [pair for pair in longer if pair[1] >= least]
     return found
+
+
+def compiled_graphs(llm: Any) -> int:
+    """How many graphs Dynamo has handed to a compiler in this process so far."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
