@@ -308,7 +308,9 @@ def _explain(log: Path) -> BootstrapError:
     missing = re.search(r"No matching distribution found for (\S+)", text)
     if missing:
         where = f"Python {platform.python_version()} on {sysconfig.get_platform()}"
-        return BootstrapError(f"the package index has no {missing[1]} for {where}" + kept)
+        # pip says no more than this when it may not retry (PIP_RETRIES=0).
+        doubt = "is out of reach or " if "(from versions: none)" in text else ""
+        return BootstrapError(f"the package index {doubt}has no {missing[1]} for {where}" + kept)
     errors = [line for line in text.splitlines() if line.startswith("ERROR:")]
     return BootstrapError(f"pip failed: {_last_line(chr(10).join(errors) or text)}" + kept)
 

@@ -1,0 +1,180 @@
+"""tools/bootstrap.py: environments made once, whole or not at all, and failures in a sentence."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import bootstrap
+
+SCRIPT = Path(bootstrap.__file__)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def empty(cache: Path) -> Path:
+    """A lock file without packages: its environment needs no network."""
+    path = cache / "empty.txt"
+    path.write_text("# nothing\n")
+    return path
+
+
+def call(cache: Path, *arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    # No pip configuration of this machine: it may name an index that is a folder.
+    settings = {**os.environ, "PIP_CONFIG_FILE": os.devnull, "XDG_CACHE_HOME": str(cache)}
+    settings.pop("PIP_FIND_LINKS", None)
+    return subprocess.run(
+        [sys.executable, SCRIPT, *map(str, arguments)],
+        env={**settings, **environ},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def make_wheel(folder: Path) -> Path:
+    """A wheel `tiny` 1.0 with one module."""
+    files = {
+        "tiny.py": b"import pip\nWORD = 'here'\n",
+        "tiny-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n",
+        "tiny-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\n"
+        b"Tag: py3-none-any\n",
+    }
+    record = []
+    for name, content in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        record.append(f"{name},sha256={digest},{len(content)}\n")
+    record.append("tiny-1.0.dist-info/RECORD,,\n")
+    files["tiny-1.0.dist-info/RECORD"] = "".join(record).encode()
+    path = folder / "tiny-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def test_an_environment_is_made_once_and_again_when_half_built(cache: Path, empty: Path) -> None:
+    first = call(cache, "env", empty)
+    assert first.returncode == 0, first.stderr
+    python = Path(first.stdout.strip())
+    assert subprocess.run([python, "-c", "import pip"]).returncode == 0
+
+    second = call(cache, "env", empty)
+    assert (second.stdout, second.stderr) == (first.stdout, "")
+
+    (python.parent.parent / bootstrap.MARKER).unlink()
+    left = python.parent / "left-behind"
+    left.touch()
+    third = call(cache, "env", empty)
+    assert third.stdout == first.stdout
+    assert "making the environment" in third.stderr
+    assert not left.exists()
+
+
+def test_a_layer_has_its_wheel_and_sees_the_base(cache: Path, empty: Path, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path)
+    done = call(cache, "layer", empty, wheel)
+    assert done.returncode == 0, done.stderr
+    code = "import tiny, pip; print(tiny.WORD, pip.__file__)"
+    said = subprocess.run([done.stdout.strip(), "-c", code], capture_output=True, text=True).stdout
+    assert said.startswith("here ")
+    assert "/envs/" in said
+    assert call(cache, "layer", empty, wheel).stderr == ""
+
+
+def test_a_wrong_hash_is_an_integrity_failure(cache: Path, tmp_path: Path) -> None:
+    make_wheel(tmp_path)
+    lock = tmp_path / "lock.txt"
+    lock.write_text(f"tiny==1.0 --hash=sha256:{'0' * 64}\n")
+    done = call(cache, "env", lock, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(tmp_path))
+    assert done.returncode == 4
+    assert "does not have the hash of the lock file" in done.stderr
+    assert done.stdout == ""
+
+
+def test_no_network_is_said_in_a_sentence(cache: Path, tmp_path: Path) -> None:
+    lock = tmp_path / "lock.txt"
+    lock.write_text(f"tiny==1.0 --hash=sha256:{'0' * 64}\n")
+    dead = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"}
+    done = call(cache, "env", lock, **dead)
+    assert done.returncode == 5
+    assert "the package index cannot be reached" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("log", "words", "code"),
+    [
+        ("ERROR: Could not install: [Errno 28] No space left on device", "the disk is full", 5),
+        ("ERROR: No matching distribution found for a==1", "has no a==1 for Python", 5),
+        (
+            "ERROR: no version (from versions: none)\nERROR: No matching distribution found for a==1",
+            "the package index is out of reach or has no a==1",
+            5,
+        ),
+        ("The user requested (constraint) a<1", "a constraint in your pip configuration", 5),
+        ("ERROR: something else\nhint", "pip failed: ERROR: something else", 5),
+    ],
+)
+def test_pip_s_reasons(tmp_path: Path, log: str, words: str, code: int) -> None:
+    path = tmp_path / "pip.log"
+    path.write_text(log)
+    fault = bootstrap._explain(path)
+    assert words in str(fault)
+    assert str(path) in str(fault)
+    assert fault.exit_code == code
+
+
+def test_bad_usage(cache: Path, tmp_path: Path, empty: Path) -> None:
+    for arguments in (["env", tmp_path / "none.txt"], ["layer", empty, tmp_path / "none.whl"], []):
+        assert call(cache, *arguments).returncode == 2
+    engine = tmp_path / "engine-1.txt"
+    engine.touch()
+    needs = bootstrap.needs_of(engine)
+    assert needs.python_below == (3, 14)
+    assert needs.free_bytes > 8e9
+
+
+def test_too_little_disk_is_said_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(bootstrap, "needs_of", lambda path: bootstrap.Needs(10**18, None))
+    lock = tmp_path / "lock.txt"
+    lock.touch()
+    with pytest.raises(bootstrap.BootstrapError, match="needs 1000000000 GB free"):
+        bootstrap.environment(lock)
+    assert not list(tmp_path.glob("cache/*/envs/*/bin"))
+
+
+def test_clean_keeps_what_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    wanted = hashlib.sha256((bootstrap.ROOT / "requirements" / "tools.txt").read_bytes())
+    homes = {}
+    for kind, name, marker in (
+        ("envs", "wanted", f'{{"sha256": "{wanted.hexdigest()}"}}'),
+        ("envs", "old", '{"sha256": "0"}'),
+        ("envs", "half", None),
+        ("layers", "used", '{"base": "wanted"}'),
+        ("layers", "orphan", '{"base": "old"}'),
+    ):
+        home = homes[name] = tmp_path / "vllm-kimi-eagle3" / kind / name
+        home.mkdir(parents=True)
+        if marker:
+            (home / bootstrap.MARKER).write_text(marker)
+    removed = bootstrap.clean()
+    assert {home.name for home in removed} == {"old", "half", "orphan"}
+    assert {name for name, home in homes.items() if home.exists()} == {"wanted", "used"}
+    bootstrap.clean(everything=True)
+    assert not any(home.exists() for home in homes.values())
