@@ -119,7 +119,7 @@ def test_no_network_is_said_in_a_sentence(cache: Path, tmp_path: Path) -> None:
         ("ERROR: Could not install: [Errno 28] No space left on device", "the disk is full", 5),
         ("ERROR: No matching distribution found for a==1", "has no a==1 for Python", 5),
         (
-            "ERROR: no version (from versions: none)\nERROR: No matching distribution found for a==1",
+            "(from versions: none)\nERROR: No matching distribution found for a==1",
             "the package index is out of reach or has no a==1",
             5,
         ),
