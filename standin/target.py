@@ -219,16 +219,16 @@ def tensor_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, .
     yield from with_bias("mm_projector.proj.2", vision["mm_hidden_size"], merged)
 
 
-_TO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
+_TO_RESIDUAL = ("o_proj.weight", "down_proj.weight")  # the last matrix of a sub-layer
 
 
 def random_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, torch.Tensor]:
     """Random weights under which greedy text varies and depends on the whole prompt.
 
-    Every matrix is drawn so that unit-variance input gives unit-variance output; a sub-layer then
-    adds to the residual stream about as much as the embedding put there, and no token dominates.
-    Rows of `lm_head` for special tokens are zero, so that text never stops early nor invents an
-    image.
+    Every matrix is drawn so that unit-variance input gives unit-variance output, but a sub-layer
+    adds only a tenth of that to the residual stream: then the last token alone decides about half
+    of the choices, which a drafter can learn, and the tokens before it the other half. Rows of
+    `lm_head` for special tokens are zero, so that text never stops early nor invents an image.
     """
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
