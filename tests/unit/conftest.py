@@ -10,11 +10,20 @@ import pytest
 from hypothesis import settings
 
 from patchset.project import Project
-from unit.support import World, make_world
+from unit.support import TALLY, World, make_world
 
 # The machine may be busy with other work; what counts is that properties hold.
-settings.register_profile("default", deadline=None, max_examples=60)
-settings.load_profile("default")
+settings.register_profile("usual", deadline=None, max_examples=60)
+# For the table in docs/applying.md: pytest --hypothesis-profile=thorough
+settings.register_profile("thorough", deadline=None, max_examples=3000)
+settings.load_profile("usual")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if TALLY:
+        terminalreporter.section("faults injected and inputs tried")
+        for what, count in sorted(TALLY.items()):
+            terminalreporter.write_line(f"{count:8}  {what}")
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import zipfile
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,9 @@ from patchset.project import Project
 from patchset.source import open_source
 
 VERSION = "9.9.0"
+
+TALLY: Counter[str] = Counter()
+"""What the run tried, by kind; printed at its end, for the table in docs/applying.md."""
 WHEEL = f"vllm-{VERSION}-cp38-abi3-manylinux_2_31_x86_64.whl"
 
 _IDENTITY = {
@@ -252,3 +257,16 @@ def lock(root: Path) -> None:
     with open_source(root / WHEEL) as read:
         text = compute_lock(project.series(VERSION), read).dump()
     project.lock_path(project.release(VERSION)).write_text(text)
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Run ``work`` in a forked child; returns how it ended."""
+    child = os.fork()
+    if child == 0:  # pragma: no cover - another process
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from patchset.diff import parse_diff, split_lines
 from patchset.errors import DoesNotApply, IntegrityFault, PatchsetError, Refused, UnsafePath
+from unit.support import TALLY
 
 HEAD = b"diff --git a/vllm/x.py b/vllm/x.py\nindex 1111111..2222222 100644\n"
 NAMES = b"--- a/vllm/x.py\n+++ b/vllm/x.py\n"
@@ -59,6 +60,7 @@ def git_diff(root: Path, old: bytes | None, new: bytes | None, context: int) -> 
 def test_what_git_wrote_is_applied_and_reversed_exactly(
     scratch: Path, old: bytes | None, new: bytes | None, context: int
 ) -> None:
+    TALLY["diffs compared with git"] += 1
     text = git_diff(scratch, old, new, context)
     if not text:
         return
@@ -71,6 +73,7 @@ def test_what_git_wrote_is_applied_and_reversed_exactly(
 def test_agrees_with_git_apply_on_any_file(
     scratch: Path, old: bytes, new: bytes, other: bytes
 ) -> None:
+    TALLY["diffs compared with git"] += 1
     text = git_diff(scratch, old, new, 3)
     if not text:
         return
@@ -176,12 +179,14 @@ def test_refuses_what_a_patch_must_not_be(text: bytes, fault: type[PatchsetError
 
 @given(st.binary(max_size=400))
 def test_noise_is_refused_not_believed(noise: bytes) -> None:
+    TALLY["damaged series, patches and locks"] += 1
     with pytest.raises(PatchsetError):
         parse_diff(noise, "t.patch")
 
 
 @given(st.integers(0, len(ONE) - 1), st.binary(max_size=3))
 def test_a_damaged_patch_is_refused_or_means_what_it_says(at: int, junk: bytes) -> None:
+    TALLY["damaged series, patches and locks"] += 1
     text = ONE[:at] + junk + ONE[at + 1 :]
     try:
         diffs = parse_diff(text, "t.patch")

@@ -16,8 +16,8 @@ from patchset import operations
 from patchset.errors import EnvironmentFault
 from patchset.transaction import Files
 from patchset.tree import open_tree
-from unit.support import World, facts
-from unit.test_transaction import in_child, run
+from unit.support import TALLY, World, facts, in_child
+from unit.test_transaction import run
 
 NOBODY = 65534
 root_only = pytest.mark.skipif(os.getuid() != 0, reason="needs root to set the stage")
@@ -51,6 +51,7 @@ def test_a_disk_that_fills_up_at_any_point(world: World, small_disk: Path, actio
     free = os.statvfs(small_disk).f_bavail
     results = []
     for pages in range(free):
+        TALLY["disks full at another page"] += 1
         filler.write_bytes(b"x" * (free - pages) * page)
         try:
             run(world, root, action)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from patchset.errors import IntegrityFault
 from patchset.lock import digest, load_lock
 from patchset.project import Project
-from unit.support import OVERLAY, PRISTINE, VERSION, World
+from unit.support import OVERLAY, PRISTINE, TALLY, VERSION, World
 
 
 def test_knows_every_state_of_every_path(world: World) -> None:
@@ -71,6 +71,7 @@ def test_a_missing_lock_says_how_to_write_it(world: World) -> None:
 
 @given(st.data())
 def test_a_damaged_lock_loses_no_path(template: Path, data: st.DataObject) -> None:
+    TALLY["damaged series, patches and locks"] += 1
     source = template / "patches" / f"v{VERSION}" / "series.lock"
     text = source.read_bytes()
     at = data.draw(st.integers(0, len(text) - 1))

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from patchset import operations
 from patchset.errors import Busy, EnvironmentFault, IntegrityFault, Refused
 from patchset.transaction import Files, exclusive, recover
 from patchset.tree import open_tree
-from unit.support import World, facts, read_tree
+from unit.support import TALLY, World, facts, in_child, read_tree
 
 NAMES = [name for name in vars(Files) if not name.startswith("_")]
 
@@ -60,19 +60,6 @@ class Killed(Counting):
 class Broken(Counting):
     def strike(self, name: str) -> None:
         raise OSError(5, "Input/output error", f"<{name}>")
-
-
-def in_child(work: Callable[[], object]) -> int:
-    """Run ``work`` in a forked child; returns how it ended."""
-    child = os.fork()
-    if child == 0:  # pragma: no cover - another process
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def run(world: World, root: Path, action: str, files: Files | None = None) -> operations.Outcome:
@@ -120,6 +107,7 @@ def test_killed_at_every_call(world: World, kind: str, action: str) -> None:
             shutil.rmtree(root, ignore_errors=True)
             _copy(root, world, kind, action)
             died = in_child(lambda: run(world, root, action, Killed(at, torn=torn)))  # noqa: B023
+            TALLY["kills at a system call of apply or reverse"] += 1
             if at > total - 4 and died == 0:
                 continue  # fewer calls, where a copied file's time happens to differ
             assert died == -signal.SIGKILL, (at, torn)
@@ -160,6 +148,7 @@ def test_an_error_at_every_call_leaves_the_old_tree(world: World, action: str) -
     at = 0
     while True:
         broken = Broken(at)
+        TALLY["errors at a system call"] += 1
         try:
             outcome = run(world, root, action, broken)
         except EnvironmentFault as fault:
@@ -195,12 +184,56 @@ def test_an_error_that_cannot_be_undone_is_repaired_by_the_next_run(world: World
     run(world, world.tree("install", "model"), "apply", counter := Stuck())
     end = clean(facts(world.root / "model"))
     for at in range(len(counter.calls) - 3):  # there are a few less where times differ
+        TALLY["errors at every system call from one on"] += 1
         with pytest.raises(EnvironmentFault):
             run(world, root, "apply", Stuck(at))
         run(world, root, "apply")
         assert clean(facts(root)) == end
         run(world, root, "reverse")
         assert clean(facts(root)) == start
+
+
+class Watched(Files):
+    """Notes each call with its first path's name."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        real = super().__getattribute__(name)
+        if name not in NAMES:
+            return real
+
+        def call(path: Path, *rest: object) -> object:
+            self.calls.append((name, path.name))
+            return real(path, *rest)
+
+        return call
+
+
+def test_what_must_be_on_the_disk_before_what(world: World) -> None:
+    """So that a power cut is no worse than a kill: contents, then the journal, then the names."""
+    watched = Watched()
+    run(world, world.tree("install"), "apply", watched)
+    journal = ".journal.json.kimi-eagle3-new"
+    staging, committing = [
+        at for at, call in enumerate(watched.calls) if call == ("rename", journal)
+    ]
+    synced = {name: at for at, (what, name) in enumerate(watched.calls) if what == "sync"}
+    created = [
+        (at, name) for at, (what, name) in enumerate(watched.calls) if what in ("create", "link")
+    ]
+    renamed = [at for at, (what, _) in enumerate(watched.calls) if what == "rename"]
+    done = watched.calls.index(("unlink", "journal.json"))
+    for at, name in created:
+        if name != journal:
+            assert staging < at < committing, name
+            if name.endswith("-new"):
+                assert at < synced[name] < committing, name
+    assert [at for at in renamed if at not in (staging, committing)]
+    assert all(committing < at < done for at in renamed if at not in (staging, committing))
+    for folder in ("vllm", "sub", "deep", "extra"):
+        assert max(renamed) < synced[folder] < done
 
 
 def test_repair_refuses_a_file_changed_in_the_meantime(world: World) -> None:

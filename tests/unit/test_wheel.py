@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+import signal
 import struct
 import zipfile
 from collections.abc import Callable
@@ -17,10 +19,17 @@ from installer.sources import WheelFile
 
 from patchset import archive as archive_module
 from patchset.archive import Archive, Member, NewMember, write_archive
-from patchset.errors import EnvironmentFault, IntegrityFault, PatchsetError, Refused, UsageFault
+from patchset.errors import (
+    Busy,
+    EnvironmentFault,
+    IntegrityFault,
+    PatchsetError,
+    Refused,
+    UsageFault,
+)
 from patchset.project import Project
 from patchset.wheel import BuiltWheel, build_wheel
-from unit.support import PRISTINE, VERSION, VERSION_TEXT, WHEEL, World, make_wheel
+from unit.support import PRISTINE, TALLY, VERSION, VERSION_TEXT, WHEEL, World, in_child, make_wheel
 
 NAME = f"vllm-{VERSION}+kimi.eagle3.4-cp38-abi3-manylinux_2_31_x86_64.whl"
 
@@ -142,6 +151,41 @@ def test_nothing_is_left_when_it_fails_half_way(
     with pytest.raises(EnvironmentFault, match="No space left"):
         build(world)
     assert list((world.root / "out").iterdir()) == []
+
+
+def test_a_killed_build_leaves_nothing_that_lasts(world: World) -> None:
+    """Whatever is left has the same name every time, and the next build uses it up."""
+    good = build(world, "good").path.read_bytes()
+    steps = 0
+    for at in range(1000):
+
+        def die(what: str, done: int, total: int, at: int = at) -> None:
+            nonlocal steps
+            steps += 1
+            if steps > at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        TALLY["kills while a wheel is built"] += 1
+        died = in_child(lambda: build(world, progress=die))
+        left = {path.name for path in (world.root / "out").glob("*")}
+        assert left <= {NAME, f".{NAME}.partial"}
+        if died == 0:
+            break
+        assert died == -signal.SIGKILL
+    assert at >= 3
+    names = sorted(path.name for path in (world.root / "out").iterdir())
+    assert names == [NAME]
+    assert (world.root / "out" / NAME).read_bytes() == good
+
+
+def test_one_build_at_a_time(world: World) -> None:
+    out = world.root / "out"
+    out.mkdir()
+    with (out / f".{NAME}.partial").open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(Busy, match="another process"):
+            build(world)
+    assert build(world).path.is_file()
 
 
 def repin(world: World) -> None:
@@ -306,6 +350,7 @@ def _descriptor(path: Path) -> None:
 def test_a_hostile_archive_is_refused_when_it_is_opened(
     world: World, damage: Damage, reason: str
 ) -> None:
+    TALLY["damaged or hostile archives"] += 1
     damage(world.wheel)
     with pytest.raises(PatchsetError, match=reason):
         Archive(world.wheel)
@@ -331,6 +376,7 @@ def test_a_member_that_inflates_to_more_than_it_says_is_not_read(world: World) -
 def test_a_damaged_archive_is_refused_or_reads_the_same(
     template: Path, at: int, junk: bytes
 ) -> None:
+    TALLY["damaged or hostile archives"] += 1
     source = template / WHEEL
     data = bytearray(source.read_bytes())
     # Headers, names and the directory are the interesting part of a file that is mostly data.

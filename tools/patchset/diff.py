@@ -117,6 +117,19 @@ def split_lines(content: bytes) -> list[bytes]:
     return [line + b"\n" for line in lines] + ([last] if last else [])
 
 
+def named_paths(text: bytes, where: str) -> tuple[str, ...]:
+    """The paths in a patch's git headers, checked, without parsing the rest."""
+    found = re.findall(rb"^diff --git a/(.+) b/\1$", text, re.MULTILINE)
+    if len(found) != len(re.findall(rb"^diff --git ", text, re.MULTILINE)):
+        raise Refused(f"{where}: renames, copies or quotes a path")
+    if not found:
+        raise IntegrityFault(f"{where}: holds no 'diff --git' section")
+    try:
+        return tuple(check_path(path.decode("utf-8"), where) for path in found)
+    except UnicodeDecodeError as fault:
+        raise Refused(f"{where}: a path is not UTF-8") from fault
+
+
 def parse_diff(text: bytes, where: str) -> tuple[FileDiff, ...]:
     """All file diffs of a patch file, in order.
 

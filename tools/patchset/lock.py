@@ -74,6 +74,8 @@ def compute_lock(series: Series, read: Read) -> SeriesLock:
         for path, content in step.files.items():
             chains[path].append(LockedStep(step=step.name, sha256=digest(content)))
             after[path] = content
+    if before == after:
+        raise IntegrityFault(f"the series of {series.release} changes nothing in the end")
     paths = {
         path: LockedPath(
             before=digest(before[path]),

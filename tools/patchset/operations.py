@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from patchset.archive import Progress
 from patchset.errors import EnvironmentFault, IntegrityFault, Refused, UsageFault
@@ -20,7 +20,9 @@ from patchset.transaction import Action, Edit, Files, Transaction, exclusive, re
 from patchset.tree import Tree, release_of, version_of
 from patchset.verdict import Verdict, judge
 from patchset.version import MARK, read_version, set_version
-from patchset.wheel import BuiltWheel, build_wheel
+
+if TYPE_CHECKING:
+    from patchset.wheel import BuiltWheel
 
 
 @dataclass(frozen=True)
@@ -124,9 +126,13 @@ def apply(
         if _settled(verdict, job.series):
             return _outcome("nothing-to-do", "apply", job, verdict, [], repaired)
         found = _plan(job, verdict)
+        if not found:  # --upto 0 of a series without overlay files
+            return _outcome("nothing-to-do", "apply", job, verdict, [], repaired)
         if dry_run:
             return _outcome("would-do", "apply", job, verdict, found)
         if tree.kind == "wheel":
+            from patchset.wheel import build_wheel
+
             built = build_wheel(
                 tree.root,
                 project,
@@ -304,6 +310,8 @@ def _apply_commits(
     if checkout.state(job.lock, job.series) == "applied" and _settled(verdict, job.series):
         return _outcome("nothing-to-do", "apply", job, verdict, [], repaired)
     found = [] if _settled(verdict, job.series) else _plan(job, verdict)
+    if not job.series.patches and not job.series.overlay:
+        return _outcome("nothing-to-do", "apply", job, verdict, [], repaired)
     checkout.require_clean(job.lock, name)
     if dry_run:
         return Outcome(

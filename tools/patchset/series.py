@@ -10,12 +10,11 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from email import policy
-from email.parser import BytesHeaderParser
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from patchset.diff import FileDiff, parse_diff
+from patchset.diff import FileDiff, named_paths, parse_diff
 from patchset.errors import IntegrityFault, Refused, UsageFault
 from patchset.paths import check_path
 
@@ -30,7 +29,7 @@ Read = Callable[[str], bytes | None]
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch file. ``faults`` are the ids of its ``Fault:`` trailers."""
+    """One patch file. ``paths`` are the files it names; ``faults`` come from its trailers."""
 
     name: str
     content: bytes
@@ -40,7 +39,15 @@ class Patch:
     date: str
     message: str
     trailers: tuple[tuple[str, str], ...]
-    files: tuple[FileDiff, ...]
+    paths: tuple[str, ...]
+
+    @cached_property
+    def files(self) -> tuple[FileDiff, ...]:
+        """The diffs, parsed when they are first needed: looking at a tree does without them."""
+        diffs = parse_diff(self.content, self.name)
+        if tuple(diff.path for diff in diffs) != self.paths:
+            raise IntegrityFault(f"{self.name}: names files that it does not change")
+        return diffs
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -106,7 +113,7 @@ class Series:
     def paths(self) -> tuple[str, ...]:
         """Every path the series touches, sorted."""
         found = {item.path for item in self.overlay}
-        found.update(diff.path for patch in self.patches for diff in patch.files)
+        found.update(path for patch in self.patches for path in patch.paths)
         return tuple(sorted(found))
 
     def cut(self, upto: int | None) -> Series:
@@ -197,7 +204,7 @@ def load_series(root: Path, directory: str, release: str) -> Series:
     overlay = tuple(_load_overlay(root / "overlay" / directory))
     for patch in patches:
         # Otherwise 'git am' and then copying the overlay would give something else.
-        if both := {diff.path for diff in patch.files} & {item.path for item in overlay}:
+        if both := set(patch.paths) & {item.path for item in overlay}:
             raise IntegrityFault(f"{patch.name}: changes the overlay file {min(both)}")
     return Series(release, patches, overlay)
 
@@ -209,25 +216,44 @@ def load_patch(path: Path) -> Patch:
         raise Refused(
             f"{path.name}: has CRLF line ends, which 'git am' would drop and so change the result"
         )
-    headers = BytesHeaderParser(policy=policy.default).parsebytes(content)
+    head, _, rest = content.partition(b"\n\n")
+    headers = _headers(head)
     for name in ("From", "Date", "Subject"):
-        if not headers[name]:
+        if not headers.get(name):
             raise IntegrityFault(
                 f"{path.name}: has no {name}: line; write it with git format-patch"
             )
-    body = content.split(b"\n\n", 1)[-1].decode("utf-8", "replace")
+    body = rest.decode("utf-8", "replace")
     message = re.split(r"^(?:---|diff --git .*)$", body, maxsplit=1, flags=re.MULTILINE)[0].strip()
     return Patch(
         name=path.name,
         content=content,
         sha256=sha256(content),
-        subject=re.sub(r"^(\[[^\]]*\]\s*)+", "", " ".join(str(headers["Subject"]).split())),
-        author=str(headers["From"]),
-        date=str(headers["Date"]),
+        subject=re.sub(r"^(\[[^\]]*\]\s*)+", "", headers["Subject"]),
+        author=headers["From"],
+        date=headers["Date"],
         message=message,
         trailers=tuple((key, value.strip()) for key, value in _TRAILER.findall(message)),
-        files=parse_diff(content, path.name),
+        paths=named_paths(content, path.name),
     )
+
+
+def _headers(head: bytes) -> dict[str, str]:
+    """The headers of a mail, unfolded and decoded.
+
+    The policies of the email package cost more time than all else that a look at a tree needs.
+    """
+    found: dict[str, str] = {}
+    text = re.sub(r"\n[ \t]+", " ", head.decode("utf-8", "replace"))
+    for line in text.split("\n"):
+        name, colon, value = line.partition(": ")
+        if colon and "=?" in value:
+            from email.header import decode_header, make_header
+
+            value = str(make_header(decode_header(value)))
+        if colon:
+            found.setdefault(name, " ".join(value.split()))
+    return found
 
 
 def sha256(content: bytes) -> str:

@@ -166,7 +166,7 @@ def reverse_edits(tree: Tree, state: State) -> list[Edit]:
 
 def _touched(tree: Tree, item: Change) -> TouchedFile:
     status = os.stat(tree.root / item.path) if item.before is not None else None
-    packed = None if item.before is None else zlib.compress(item.before, 9)
+    packed = None if item.before is None else zlib.compress(item.before, 1)
     return TouchedFile(
         path=item.path,
         before=digest(item.before),

@@ -334,11 +334,11 @@ class _Work:
         Interpreters recompile when time or size differ; a copy that kept the time, or bytecode that
         is never checked, would survive that.
         """
-        if target.suffix == ".py":
-            for compiled in (target.parent / "__pycache__").glob(f"{target.stem}.*.pyc"):
-                # "a.py" must not take "a.b.cpython-311.pyc" of "a.b.py" along
-                if compiled.name.split(".")[0] == target.stem:
-                    self.files.unlink(compiled)
+        cache = target.parent / "__pycache__"
+        if target.suffix == ".py" and cache.is_dir():
+            for name in os.listdir(cache):
+                if name.startswith(f"{target.stem}.") and name.endswith(".pyc"):
+                    self.files.unlink(cache / name)
 
 
 def interrupted(state_dir: Path) -> Journal | None:

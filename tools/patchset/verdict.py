@@ -218,7 +218,7 @@ def _placed(
 
 def _patch(patch: Patch, placed: dict[str, dict[str, PatchState]], ours: bool) -> PatchVerdict:
     """Sum up a patch over its files. What is there in a tree not ours came from upstream."""
-    seen = {placed[diff.path][patch.name] for diff in patch.files}
+    seen = {placed[path][patch.name] for path in patch.paths}
     if not ours:
         seen = {"upstream" if state == "applied" else state for state in seen}
     if len(seen) == 1:

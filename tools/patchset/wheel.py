@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from patchset.archive import (
     CHUNK,
@@ -20,7 +21,7 @@ from patchset.archive import (
     write_archive,
 )
 from patchset.checksum import file_sha256
-from patchset.errors import EnvironmentFault, IntegrityFault, Refused, UsageFault
+from patchset.errors import Busy, EnvironmentFault, IntegrityFault, Refused, UsageFault
 from patchset.lock import SeriesLock, digest
 from patchset.paths import VERSION_FILE
 from patchset.project import Project
@@ -101,10 +102,9 @@ def build_wheel(
     with Archive(source) as archive:
         plan = _plan(archive, artifact, series, lock, version)
         target = out / artifact.file.replace(f"-{release.version}-", f"-{version}-", 1)
-        with _temporary(target) as temporary:
-            with temporary.open("wb") as stream:
-                write_archive(archive, plan, stream, progress)
-                os.fsync(stream.fileno())
+        with _temporary(target) as (temporary, stream):
+            write_archive(archive, plan, stream, progress)
+            os.fsync(stream.fileno())
             sha256 = verify_wheel(temporary, target.name, archive, plan, progress)
             size = temporary.stat().st_size
             reused = target.is_file() and file_sha256(target) == sha256
@@ -236,24 +236,41 @@ def _need(archive: Archive, name: str) -> bytes:
 
 
 @contextmanager
-def _temporary(target: Path) -> Iterator[Path]:
-    """A file beside ``target`` that disappears unless it was renamed."""
-    path: Path | None = None
+def _temporary(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """A file beside ``target`` that disappears unless it was renamed.
+
+    Its name is always the same, so that one left by a killed run is used up by the next; the lock
+    on it keeps a second run out, and ends with its process.
+    """
+    path = target.with_name(f".{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, text = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        path = Path(text)
-        os.fchmod(handle, 0o644)
-        os.close(handle)
-        yield path
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b") as file:
+            _lock(file, path, target)
+            try:
+                file.truncate(0)
+                yield path, file
+            finally:
+                path.unlink(missing_ok=True)
     except OSError as fault:
         raise EnvironmentFault(
             f"{target}: cannot be written: {fault.strerror or fault}",
             next_step="Choose another folder with --out, or make room there.",
         ) from fault
-    finally:
-        if path is not None:
-            path.unlink(missing_ok=True)
+
+
+def _lock(file: BinaryIO, path: Path, target: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Renamed between opening and locking? Then this is the other run's finished wheel.
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return
+    except BlockingIOError:
+        pass
+    raise Busy(
+        f"{target}: another process is building this wheel",
+        next_step="Wait until it has ended and run this again.",
+    )
 
 
 def _facts(member: Member) -> tuple[object, ...]:
