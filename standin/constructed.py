@@ -210,7 +210,7 @@ def _digits(tokens: Sequence[int], shift: int = 0) -> Tensor:
 
 def _rms(layer: int) -> float:
     """Root mean square of the target's residual stream before ``layer``, as RMSNorm takes it."""
-    return ((2 + CONSTANT**2 + layer) / _HIDDEN + _EPS) ** 0.5
+    return float(((2 + CONSTANT**2 + layer) / _HIDDEN + _EPS) ** 0.5)
 
 
 def _silu(value: float) -> float:

@@ -227,7 +227,7 @@ def make_drafter(
 
 # Texts of random words to train on, tokens in each, texts in a batch, passes over all of them, and
 # draft steps unrolled.
-_TEXTS, _TOKENS, _BATCH, _PASSES, _STEPS = 192, 40, 8, 3, 3
+_TEXTS, _TOKENS, _BATCH, _PASSES, _STEPS = 192, 40, 8, 4, 3
 _RATE = 3e-3
 
 

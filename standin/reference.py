@@ -147,6 +147,7 @@ class Drafter(nn.Module):
         self.mlp = LlamaMLP(LlamaConfig(**_plain(config)))
         self.embed_tokens = nn.Embedding(config["vocab_size"], hidden)
         self.lm_head = nn.Linear(hidden, self.draft_vocab, bias=False)
+        self.d2t: Tensor
         self.register_buffer("d2t", torch.zeros(self.draft_vocab, dtype=torch.long))
 
     def combine(self, taps: Sequence[Tensor]) -> Tensor:
@@ -188,7 +189,7 @@ class Drafter(nn.Module):
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """Maps ids of the draft vocabulary to ids of the target's."""
-        return draft_ids + self.d2t[draft_ids]  # type: ignore[index, no-any-return]
+        return draft_ids + self.d2t[draft_ids]
 
     def load(self, path: Path, target: DeepseekV3ForCausalLM) -> None:
         """Loads a drafter checkpoint; what it lacks of embedding and head is the target's."""

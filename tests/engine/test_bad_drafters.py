@@ -58,6 +58,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"ids": TAPS, "extra": {"{layer}.mlp.bogus.weight": [4, 4]}},
         ("bogus",),
     ),
+    "names with a prefix": (
+        {"ids": TAPS, "without": ["norm."], "extra": {"model.norm.weight": [256]}},
+        ("norm.weight", "model.norm.weight", "prefix"),
+    ),
     "other hidden size": ({"ids": TAPS, "settings": {"hidden_size": 128}}, ("256", "128")),
 }
 CASES = {f"{style}: {name}": (style, name) for style in LAYER for name in MISTAKES}
