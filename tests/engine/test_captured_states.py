@@ -16,7 +16,7 @@ from engine.support import Engine, good
 
 LAYERS = 8
 LENGTHS = (1, 5, 33, 70, 12)  # tokens of the prompts; the fourth is prefilled in chunks
-TOLERANCE = 1e-4  # of the largest value; float32 sums in two orders
+TOLERANCE = 1e-5  # of the largest value; float32 sums in two orders differ by 3e-7
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def found(patched: Engine, target: Path, checkpoint: Callable[..., Path]) -> dic
 @pytest.mark.parametrize("layer", range(LAYERS + 1))
 def test_state_before_layer(layer: int, found: dict[str, Any]) -> None:
     assert found["same"][layer] < TOLERANCE
-    assert found["next"][layer] > 100 * TOLERANCE, "the comparison would not notice another layer"
+    assert found["next"][layer] > 1000 * TOLERANCE, "the comparison would not notice another layer"
 
 
 def test_prompts_and_generated_text_in_batches(found: dict[str, Any]) -> None:
