@@ -189,11 +189,12 @@ class Suite:
     def _unpack_and_pack(self, source: Path) -> float:
         """Seconds of what `wheel` does; patching in between would come on top."""
         folder = self.work / "unpacked"
+        size = source.stat().st_size
+        self.progress("wheel unpack and pack", 0, size)
         wheel = [sys.executable, "-m", "wheel"]
         unpack = _measured([*wheel, "unpack", str(source), "-d", str(folder)])
-        self.progress("wheel unpack", 1, 1 << 25)
         pack = _measured([*wheel, "pack", str(next(folder.iterdir())), "-d", str(folder)])
-        self.progress("wheel pack", 1, 1 << 25)
+        self.progress("wheel unpack and pack", size, size)
         shutil.rmtree(folder)
         return unpack.seconds + pack.seconds
 

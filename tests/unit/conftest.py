@@ -15,7 +15,7 @@ from unit.support import TALLY, World, make_world
 # The machine may be busy with other work; what counts is that properties hold.
 settings.register_profile("usual", deadline=None, max_examples=60)
 # For the table in docs/applying.md: pytest --hypothesis-profile=thorough
-settings.register_profile("thorough", deadline=None, max_examples=3000)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("usual")
 
 

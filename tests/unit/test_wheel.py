@@ -304,6 +304,15 @@ def _overlap(path: Path) -> None:
     path.write_bytes(data)
 
 
+def _front(path: Path) -> None:
+    """A directory that claims to be longer than it is, so that all offsets come out too low."""
+    data = bytearray(path.read_bytes())
+    place = len(data) - 22 + 12
+    struct.pack_into("<L", data, place, struct.unpack_from("<L", data, place)[0] + 1)
+    struct.pack_into("<L", data, place + 4, struct.unpack_from("<L", data, place + 4)[0] + 9)
+    path.write_bytes(data)
+
+
 def _comment(path: Path) -> None:
     with zipfile.ZipFile(path, "a") as archive:
         archive.comment = b"hello"
@@ -335,6 +344,7 @@ def _descriptor(path: Path) -> None:
         (_gap, "starts at byte|not a complete"),
         (_overlap, "overlap|disagree"),
         (_comment, "comment"),
+        (_front, "starts before|not a complete"),
         (_rename("../../etc/py"), "leaves the archive"),
         (_rename("/etc/beta.py"), "leaves the archive"),
         (_rename("vllm/../a.py"), "leaves the archive"),

@@ -172,6 +172,8 @@ class Archive:
     def _member(self, info: zipfile.ZipInfo) -> Member:
         where = f"{self.path}: {info.orig_filename!r}"
         _check_name(info, where)
+        if info.header_offset < 0:  # zipfile's guess where bytes were cut off in front
+            raise Refused(f"{where}: starts before the file does")
         if info.flag_bits & ~_UTF8 & ~0x6:  # bits 1 and 2 only tell how hard deflate tried
             raise Refused(f"{where}: is encrypted, or its header lacks sizes (data descriptor)")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from patchset.archive import Progress
 from patchset.errors import EnvironmentFault, IntegrityFault, Refused, UsageFault
 from patchset.lock import SeriesLock, digest
-from patchset.paths import PACKAGE, VERSION_FILE
+from patchset.paths import PACKAGE, PROVENANCE, VERSION_FILE
 from patchset.project import Project
-from patchset.provenance import PROVENANCE
 from patchset.releases import Release
 from patchset.series import Change, Series, changes
 from patchset.state import apply_edits, is_current, reverse_edits

@@ -10,6 +10,7 @@ from patchset.errors import UnsafePath
 
 PACKAGE = "vllm"
 VERSION_FILE = "vllm/_version.py"
+PROVENANCE = "kimi_eagle3.json"  # in the dist-info of a patched wheel
 
 
 def check_path(path: str, where: str) -> str:

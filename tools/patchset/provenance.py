@@ -7,9 +7,8 @@ from typing import Literal, Self
 from pydantic import Field, ValidationError
 
 from patchset.errors import IntegrityFault
+from patchset.paths import PROVENANCE
 from patchset.releases import Sha256, Strict
-
-PROVENANCE = "kimi_eagle3.json"
 
 
 class Source(Strict):

@@ -34,12 +34,21 @@ class Patch:
     name: str
     content: bytes
     sha256: str
-    subject: str
-    author: str
-    date: str
+    headers: dict[str, str]
     message: str
     trailers: tuple[tuple[str, str], ...]
     paths: tuple[str, ...]
+
+    @property
+    def subject(self) -> str:
+        """The first line of the commit message."""
+        text = " ".join(_decode(self.headers["Subject"]).split())
+        return re.sub(r"^(\[[^\]]*\]\s*)+", "", text)
+
+    @property
+    def author(self) -> str:
+        """Name and address, as in ``From:``."""
+        return _decode(self.headers["From"])
 
     @cached_property
     def files(self) -> tuple[FileDiff, ...]:
@@ -229,9 +238,7 @@ def load_patch(path: Path) -> Patch:
         name=path.name,
         content=content,
         sha256=sha256(content),
-        subject=re.sub(r"^(\[[^\]]*\]\s*)+", "", headers["Subject"]),
-        author=headers["From"],
-        date=headers["Date"],
+        headers=headers,
         message=message,
         trailers=tuple((key, value.strip()) for key, value in _TRAILER.findall(message)),
         paths=named_paths(content, path.name),
@@ -239,21 +246,23 @@ def load_patch(path: Path) -> Patch:
 
 
 def _headers(head: bytes) -> dict[str, str]:
-    """The headers of a mail, unfolded and decoded.
+    """The headers of a mail, unfolded.
 
-    The policies of the email package cost more time than all else that a look at a tree needs.
+    The parser and policies of the email package cost more time than all else that a look at a
+    tree needs.
     """
-    found: dict[str, str] = {}
     text = re.sub(r"\n[ \t]+", " ", head.decode("utf-8", "replace"))
-    for line in text.split("\n"):
-        name, colon, value = line.partition(": ")
-        if colon and "=?" in value:
-            from email.header import decode_header, make_header
+    pairs = [line.partition(": ") for line in text.split("\n")]
+    return {name: value for name, colon, value in reversed(pairs) if colon}
 
-            value = str(make_header(decode_header(value)))
-        if colon:
-            found.setdefault(name, " ".join(value.split()))
-    return found
+
+def _decode(value: str) -> str:
+    """A header's text, where it is not plain ASCII."""
+    if "=?" not in value:
+        return value
+    from email.header import decode_header, make_header
+
+    return str(make_header(decode_header(value)))
 
 
 def sha256(content: bytes) -> str:

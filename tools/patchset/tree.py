@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from patchset.archive import Archive
@@ -210,6 +208,8 @@ def _by_checksums(tree: Tree, project: Project) -> Release | None:
 
 
 def _by_tag(tree: Tree, project: Project) -> Release | None:
+    import subprocess
+
     answer = subprocess.run(
         ["git", "-C", str(tree.root), "tag", "--points-at", "HEAD"],
         capture_output=True,
@@ -235,7 +235,7 @@ def _folder(root: Path, others: tuple[Path, ...] = ()) -> Tree:
 
 def _owns(dist_info: Path) -> bool:
     """Whether that distribution is a vLLM build whose RECORD lists the package."""
-    if canonicalize_name(dist_info.name.split("-")[0]) not in PROJECTS.values():
+    if dist_info.name.split("-")[0].lower().replace("_", "-") not in PROJECTS.values():
         return False
     try:
         return b"vllm/__init__.py," in (dist_info / "RECORD").read_bytes()
@@ -245,6 +245,8 @@ def _owns(dist_info: Path) -> bool:
 
 def _environment(python: Path) -> Tree:
     """The copy of vLLM that this interpreter would import."""
+    import subprocess
+
     try:
         answer = subprocess.run(
             # In "/", so that the current folder cannot shadow what is installed.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from patchset.diff import FileDiff
 from patchset.errors import Refused
 from patchset.lock import SeriesLock, digest
-from patchset.provenance import PROVENANCE, Provenance
+from patchset.paths import PROVENANCE
 from patchset.record import Record
 from patchset.releases import Release
 from patchset.series import Patch, Series
 from patchset.state import State, is_current, load_state
 from patchset.transaction import Journal, interrupted
 from patchset.tree import Tree, version_of
+
+if TYPE_CHECKING:
+    from patchset.provenance import Provenance
 
 TreeState = Literal["pristine", "applied", "partial", "foreign"]
 PatchState = Literal["applied", "pending", "partial", "upstream", "foreign"]
@@ -113,6 +116,8 @@ def judge(tree: Tree, release: Release, series: Series, lock: SeriesLock) -> Ver
 
 def _built_in(tree: Tree, found: dict[str, str | None]) -> Provenance | None:
     """The patch set of a patched wheel, if the files are still those that the wheel held."""
+    from patchset.provenance import Provenance
+
     content, record = tree.read_info(PROVENANCE), tree.read_info("RECORD")
     if content is None or record is None:
         return None

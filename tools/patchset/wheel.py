@@ -23,9 +23,9 @@ from patchset.archive import (
 from patchset.checksum import file_sha256
 from patchset.errors import Busy, EnvironmentFault, IntegrityFault, Refused, UsageFault
 from patchset.lock import SeriesLock, digest
-from patchset.paths import VERSION_FILE
+from patchset.paths import PROVENANCE, VERSION_FILE
 from patchset.project import Project
-from patchset.provenance import PROVENANCE, AddedFile, AppliedPatch, Provenance, Source
+from patchset.provenance import AddedFile, AppliedPatch, Provenance, Source
 from patchset.record import Record
 from patchset.releases import Artifact, Release
 from patchset.series import Change, Series, changes
@@ -103,8 +103,9 @@ def build_wheel(
         plan = _plan(archive, artifact, series, lock, version)
         target = out / artifact.file.replace(f"-{release.version}-", f"-{version}-", 1)
         with _temporary(target) as (temporary, stream):
+            # Not synced: that would wait for half a gigabyte to reach the disk. After a power cut
+            # the wheel may be cut off; no installer takes it then, and the next build replaces it.
             write_archive(archive, plan, stream, progress)
-            os.fsync(stream.fileno())
             sha256 = verify_wheel(temporary, target.name, archive, plan, progress)
             size = temporary.stat().st_size
             reused = target.is_file() and file_sha256(target) == sha256
