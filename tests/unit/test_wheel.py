@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from installer.sources import WheelFile
 
 from patchset import archive as archive_module
+from patchset import wheel as wheel_module
 from patchset.archive import Archive, Member, NewMember, write_archive
 from patchset.errors import (
     Busy,
@@ -178,7 +179,8 @@ def test_a_killed_build_leaves_nothing_that_lasts(world: World) -> None:
     assert (world.root / "out" / NAME).read_bytes() == good
 
 
-def test_one_build_at_a_time(world: World) -> None:
+def test_one_build_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheel_module, "WAIT", 0.1)
     out = world.root / "out"
     out.mkdir()
     with (out / f".{NAME}.partial").open("wb") as held:
@@ -186,6 +188,22 @@ def test_one_build_at_a_time(world: World) -> None:
         with pytest.raises(Busy, match="another process"):
             build(world)
     assert build(world).path.is_file()
+
+
+def test_builds_at_once_wait_for_each_other(world: World) -> None:
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:  # pragma: no cover - another process
+            code = 9
+            try:
+                code = 7 if build(world).reused else 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+    assert codes == [0, 7, 7, 7]
+    assert [path.name for path in (world.root / "out").iterdir()] == [NAME]
 
 
 def repin(world: World) -> None:

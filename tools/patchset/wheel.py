@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from patchset.version import replace_once, set_version
 
 # Files of the package that are text in every artifact; anything else is compiled or generated.
 TEXT_SUFFIXES = (".py", ".json")
+
+WAIT = 60.0  # seconds for another process that builds the same wheel
 
 
 @dataclass(frozen=True)
@@ -246,13 +249,14 @@ def _temporary(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
     path = target.with_name(f".{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b") as file:
-            _lock(file, path, target)
+        with _locked(path, target) as file:
             try:
                 file.truncate(0)
                 yield path, file
             finally:
-                path.unlink(missing_ok=True)
+                # Once renamed, the name may already be another run's.
+                if _is_open(file, path):
+                    path.unlink()
     except OSError as fault:
         raise EnvironmentFault(
             f"{target}: cannot be written: {fault.strerror or fault}",
@@ -260,18 +264,30 @@ def _temporary(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
         ) from fault
 
 
-def _lock(file: BinaryIO, path: Path, target: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Renamed between opening and locking? Then this is the other run's finished wheel.
-        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-            return
-    except BlockingIOError:
-        pass
-    raise Busy(
-        f"{target}: another process is building this wheel",
-        next_step="Wait until it has ended and run this again.",
-    )
+def _locked(path: Path, target: Path) -> BinaryIO:
+    """Open ``path`` for this run alone, waiting up to :data:`WAIT` seconds for another one."""
+    deadline = time.monotonic() + WAIT
+    while True:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        file = os.fdopen(os.open(path, flags, 0o666), "r+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Renamed between opening and locking? Then this is the other run's finished wheel.
+            if _is_open(file, path):
+                return file
+        except BlockingIOError:
+            pass
+        file.close()
+        if time.monotonic() >= deadline:
+            raise Busy(
+                f"{target}: another process is building this wheel",
+                next_step="Wait until it has ended and run this again.",
+            )
+        time.sleep(0.05)
+
+
+def _is_open(file: BinaryIO, path: Path) -> bool:
+    return path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
 
 
 def _facts(member: Member) -> tuple[object, ...]:
