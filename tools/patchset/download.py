@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from patchset.archive import Progress
@@ -48,6 +49,9 @@ def download(artifact: Artifact, progress: Progress | None = None) -> Path:
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        for left in target.parent.glob(".partial-*"):  # by a killed run; a live one is younger
+            if time.time() - left.stat().st_mtime > 86_400:
+                shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=".partial-", dir=target.parent) as text:
             folder = Path(text)
             if artifact.kind == "wheel":
@@ -170,8 +174,3 @@ def _index_address() -> str | None:
 def _step(artifact: Artifact) -> str:
     option = "--wheel" if artifact.kind == "wheel" else "--source"
     return _STEP.format(file=artifact.file, option=option)
-
-
-def forget(artifact: Artifact) -> None:
-    """Remove that artifact from the cache."""
-    shutil.rmtree(cached(artifact).parent, ignore_errors=True)

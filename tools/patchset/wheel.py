@@ -287,7 +287,10 @@ def _locked(path: Path, target: Path) -> BinaryIO:
 
 
 def _is_open(file: BinaryIO, path: Path) -> bool:
-    return path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _facts(member: Member) -> tuple[object, ...]:
