@@ -62,6 +62,21 @@ def test_a_wrong_lock_is_refused(world: World, key: str, value: object) -> None:
         Project(world.root).lock(VERSION)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"step": "0001-', '"step": " 0001-'), ('"step": "overlay"', '"step": "0001"'), ("after", "")],
+)
+def test_a_lock_that_contradicts_itself_is_refused(world: World, old: str, new: str) -> None:
+    path = world.patches / "series.lock"
+    text = path.read_text()
+    if old == "after":  # another checksum than that of the last step
+        entry = json.loads(text)["paths"]["vllm/alpha.py"]
+        text, old, new = text, f'"after": "{entry["after"]}"', f'"after": "{entry["before"]}"'
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(IntegrityFault, match="contradicts itself"):
+        Project(world.root).lock(VERSION)
+
+
 def test_a_missing_lock_says_how_to_write_it(world: World) -> None:
     (world.patches / "series.lock").unlink()
     with pytest.raises(IntegrityFault) as fault:

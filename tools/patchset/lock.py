@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from patchset.errors import IntegrityFault
 from patchset.releases import Sha256, Strict
-from patchset.series import MODE, Read, Series, sha256
+from patchset.series import MODE, OVERLAY, Read, Series, sha256
 
 SCHEMA: Final = "vllm-kimi-eagle3/series-lock/1"
 NAME = "series.lock"
@@ -123,6 +123,10 @@ def check_lock(lock: SeriesLock, series: Series, path: Path) -> None:
             raise IntegrityFault(f"{path}: is stale: {kind}: {', '.join(odd)}", next_step=step)
     if lock.digest != series.digest or tuple(lock.paths) != series.paths:
         raise IntegrityFault(f"{path}: is stale: its digest or paths differ", next_step=step)
+    for name, entry in lock.paths.items():
+        wanted = [patch.name for patch in series.patches if name in patch.paths] or [OVERLAY]
+        if [part.step for part in entry.steps] != wanted or entry.steps[-1].sha256 != entry.after:
+            raise IntegrityFault(f"{path}: contradicts itself about {name}", next_step=step)
 
 
 def digest(content: bytes | None) -> str | None:
