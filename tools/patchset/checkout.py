@@ -69,14 +69,15 @@ class Checkout:
     def commit(self, series: Series) -> list[str]:
         """Make the commits without touching branch, index or working tree; returns their ids.
 
-        The overlay files come first, in a commit of their own.
+        The overlay files come first, in a commit of their own, by the first patch's author. The
+        committer is whom git is set up for; where it knows nobody (a build machine), the author.
         """
         with tempfile.TemporaryDirectory() as folder:
             index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
             parent = self._git("rev-parse", "HEAD")
             self._git("read-tree", "HEAD", env=index)
             commits: list[str] = []
-            author: dict[str, str]
+            known = self._knows_committer()
             for step in series.forward(self._committed):
                 for path, content in step.files.items():
                     if content is None:
@@ -87,10 +88,14 @@ class Checkout:
                     self._git("update-index", "--add", "--cacheinfo", entry, env=index)
                 tree = self._git("write-tree", env=index)
                 if step.name == OVERLAY:
-                    message, author = _overlay_message(series), {}
+                    _, author = self._mail(series.patches[0], Path(folder))
+                    message = _overlay_message(series)
                 else:
                     patch = next(item for item in series.patches if item.name == step.name)
                     message, author = self._mail(patch, Path(folder))
+                if not known:
+                    committer = {k.replace("AUTHOR", "COMMITTER"): v for k, v in author.items()}
+                    author = author | committer
                 command = ("commit-tree", tree, "-p", parent)
                 parent = self._git(*command, data=message.encode(), env=author)
                 commits.append(parent)
@@ -114,6 +119,13 @@ class Checkout:
             "GIT_AUTHOR_EMAIL": found["Email"],
             "GIT_AUTHOR_DATE": found["Date"],
         }
+
+    def _knows_committer(self) -> bool:
+        try:
+            self._git("var", "GIT_COMMITTER_IDENT")
+        except EnvironmentFault:
+            return False
+        return True
 
     def _committed(self, path: str) -> bytes | None:
         try:
