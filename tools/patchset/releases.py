@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
@@ -51,7 +51,7 @@ class Artifact(Strict):
 class Release(Strict):
     """One pinned vLLM version. ``revision`` is the N of ``+kimi.eagle3.N``."""
 
-    version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+(\.post\d+)?$")]
+    version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+(\.post[0-9]+)?$")]
     tag: str
     commit: Annotated[str, Field(pattern=r"^[0-9a-f]{9,40}$")]
     torch: str
@@ -127,7 +127,7 @@ class Releases(Strict):
 
 def machine() -> str:
     """This machine's architecture, as wheel tags spell it."""
-    name = platform.machine().lower()
+    name = os.uname().machine.lower()
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
 
