@@ -89,7 +89,11 @@ def lent(world: World) -> Path:
     for path in [root, *root.rglob("*")]:
         os.chown(path, NOBODY, NOBODY)
     for path in [world.root, *world.root.parents]:
-        if path.stat().st_uid == os.getuid() and str(path).startswith("/tmp/"):
+        if (
+            path.stat().st_uid == os.getuid()
+            and path != Path(path.anchor)
+            and path.parent != Path(path.anchor)
+        ):
             path.chmod(path.stat().st_mode | 0o055)
     for path in [world.root, *(world.root / "patches").rglob("*")]:
         path.chmod(path.stat().st_mode | 0o044 | (0o011 if path.is_dir() else 0))
