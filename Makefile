@@ -38,7 +38,7 @@ wheel: python ## Official CUDA wheel in, patched wheel out, in dist/; no GPU nee
 	@py=$$($(call env,tools)) && exec $$py tools/build_wheel.py --release $(RELEASE) $(ARGS)
 
 bench: python ## What the tools cost against doing the same by hand
-	@py=$$($(call env,tools)) && exec $$py tools/bench.py --release $(RELEASE) $(ARGS)
+	@py=$$($(call env,dev)) && exec $$py tools/bench.py --release $(RELEASE) $(ARGS)
 
 lint: python ## Style and types of our own code
 	@py=$$($(call env,dev)) && $$py -m ruff check . && $$py -m ruff format --check . \
