@@ -6,7 +6,7 @@ job as the published processor in its smallest form: resize, cut into 14x14 patc
 """
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,8 +23,13 @@ class StandinVisionProcessor(BaseImageProcessor):
     model_input_names: ClassVar = ["pixel_values", "grid_thws"]
 
     def __init__(
-        self, patch_size=14, merge_size=2, patch_limit=64, num_frames_per_chunk=4, **kwargs
-    ):
+        self,
+        patch_size: int = 14,
+        merge_size: int = 2,
+        patch_limit: int = 64,
+        num_frames_per_chunk: int = 4,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.patch_size = patch_size
         self.merge_size = merge_size
@@ -32,10 +37,10 @@ class StandinVisionProcessor(BaseImageProcessor):
         self.num_frames_per_chunk = num_frames_per_chunk
 
     @staticmethod
-    def _frames(chunk):
+    def _frames(chunk: dict[str, Any]) -> list[Any]:
         return [chunk["image"]] if chunk["type"] == "image" else list(chunk["video_chunk"])
 
-    def _grid(self, image):
+    def _grid(self, image: Any) -> tuple[int, int]:
         """Rows and columns of patches for `image`: multiples of `merge_size`, at most
         `patch_limit` patches (at least one merged patch)."""
         width, height = image.size
@@ -46,12 +51,12 @@ class StandinVisionProcessor(BaseImageProcessor):
         cols = max(1, min(most // rows, int(width * scale / unit)))
         return rows * self.merge_size, cols * self.merge_size
 
-    def media_tokens_calculator(self, chunk):
+    def media_tokens_calculator(self, chunk: dict[str, Any]) -> int:
         """Number of placeholder tokens that `chunk` takes in the prompt (frames are pooled)."""
         rows, cols = self._grid(self._frames(chunk)[0])
         return rows * cols // self.merge_size**2
 
-    def split_video_chunks(self, video):
+    def split_video_chunks(self, video: list[Any]) -> list[dict[str, Any]]:
         """Cut a list of frames into video chunks of at most `num_frames_per_chunk`."""
         step = self.num_frames_per_chunk
         return [
@@ -59,9 +64,13 @@ class StandinVisionProcessor(BaseImageProcessor):
             for i in range(0, len(video), step)
         ]
 
-    def preprocess(self, vision_chunks, return_tensors="pt", **kwargs):
+    def preprocess(
+        self, vision_chunks: list[dict[str, Any]], return_tensors: str = "pt", **kwargs: Any
+    ) -> BatchFeature:
         """`pixel_values` [patches, 3, patch, patch] and `grid_thws` [chunks, 3] (t, h, w)."""
-        size, patches, grids = self.patch_size, [], []
+        size = self.patch_size
+        patches: list[torch.Tensor] = []
+        grids: list[list[int]] = []
         for chunk in vision_chunks:
             frames = self._frames(chunk)
             rows, cols = self._grid(frames[0])

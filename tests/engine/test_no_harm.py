@@ -62,7 +62,16 @@ def outcomes(engine: Engine, files: list[str], release_tests: Path, hub: Path) -
     }
     settings = engine_environ(engine.tree, environ)
     settings["PYTHONPATH"] += f":{UPSTREAM}"
-    command = [engine.python, "-m", "pytest", "-q", "-p", "release_tests", "-p", "no:cacheprovider"]
+    command = [
+        str(engine.python),
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "release_tests",
+        "-p",
+        "no:cacheprovider",
+    ]
     command += [argument for test in LISTS["without"] for argument in ("--deselect", test)]
     done = subprocess.run(
         [*command, *files],

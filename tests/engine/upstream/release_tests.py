@@ -14,7 +14,8 @@ OUTCOMES: dict[str, str] = {}
 
 
 def pytest_configure() -> None:
-    import tests.utils  # the release's, in the current folder
+    # The release's, in the current folder.
+    import tests.utils  # type: ignore[import-not-found]
 
     tests.utils.get_attn_backend_list_based_on_platform = lambda: ["TREE_ATTN"]
 
