@@ -308,6 +308,71 @@ def test_an_older_patch_set_can_be_reversed_after_the_series_changed(world: Worl
     assert apply(world, root).result == "done"
 
 
+@pytest.mark.parametrize("path", ["vllm/beta.py", "vllm/gone.py", "vllm/sub/gamma.py"])
+def test_a_cut_series_is_not_applied_where_another_file_was_edited(world: World, path: str) -> None:
+    root = world.tree("install")
+    apply(world, root, upto=1)
+    (root / path).write_bytes((root / path).read_bytes() + b"# edited\n")
+    verdict = status(world, root).verdict
+    assert (verdict.state, verdict.digest) == ("foreign", None)
+    assert path in verdict.explanation
+    before = facts(root)
+    with pytest.raises(Refused, match=path):
+        apply(world, root)
+    assert facts(root) == before
+
+
+def drop_second_patch(world: World) -> World:
+    """The series without the patch that alone touches beta.py and gamma.py."""
+    for path in world.patches.glob("0002-*.patch"):
+        path.unlink()
+    listing = world.patches / "series"
+    kept = [line for line in listing.read_text().splitlines() if not line.startswith("0002")]
+    listing.write_text("\n".join(kept) + "\n")
+    world.relock()
+    return World(world.root, type(world.project)(world.root))
+
+
+def test_an_older_patch_set_that_touched_other_files_is_not_forgotten(world: World) -> None:
+    root = world.tree("source")
+    before = facts(root)
+    old = apply(world, root).verdict.digest
+    world = drop_second_patch(world)
+    assert status(world, root).verdict.digest == old
+    write_tree(root, {name: PRISTINE[name] for name in ("vllm/alpha.py", "vllm/gone.py")})
+    (root / "vllm" / "sub" / "deep" / "new.py").unlink()
+    (root / "vllm" / "extra" / "over.py").unlink()
+    verdict = status(world, root).verdict  # the files of the new series are as released, but:
+    assert verdict.state == "partial"
+    assert "vllm/beta.py" in verdict.explanation
+    with pytest.raises(Refused, match=r"vllm/beta\.py"):
+        apply(world, root)
+    for name in ("vllm/beta.py", "vllm/sub/gamma.py"):
+        (root / name).write_bytes(PRISTINE[name])
+    assert status(world, root).verdict.state == "pristine"
+    assert {name: data[0] for name, data in before.items()}.items() <= read_tree(root).items()
+
+
+def test_what_was_applied_keeps_its_digest_when_only_a_message_changed(world: World) -> None:
+    trees = [world.tree("source"), world.tree("install", "installed")]
+    old = {apply(world, root).verdict.digest for root in trees}
+    trees.append(world.root / "from-wheel")
+    built = apply(world, world.wheel).wheel
+    assert built is not None
+    with zipfile.ZipFile(built.path) as archive:
+        archive.extractall(trees[-1])
+    patch = next(world.patches.glob("0001-*.patch"))
+    patch.write_bytes(patch.read_bytes().replace(b"What breaks", b"What exactly breaks"))
+    world.relock()
+    world = World(world.root, type(world.project)(world.root))
+    for root in trees:
+        verdict = status(world, root).verdict
+        assert verdict.state == "applied"
+        assert {verdict.digest} == old
+    assert reverse(world, trees[0]).result == "done"
+    assert apply(world, trees[0]).verdict.digest == world.project.series(VERSION).digest
+
+
 def test_line_ends_are_named_as_the_reason(world: World) -> None:
     root = world.tree("source")
     path = root / "vllm" / "alpha.py"
@@ -479,6 +544,8 @@ def test_an_install_from_a_patched_wheel_knows_its_patch_set(world: World) -> No
         for place in (root, built.path):
             verdict = status(world, place).verdict
             assert (verdict.state, verdict.digest) == ("applied", built.digest)
+            patches = [item.state for item in verdict.patches]
+            assert patches == ["applied"] * (upto or 3) + ["pending"] * (3 - (upto or 3))
         with pytest.raises(Refused, match="installed from a patched wheel"):
             reverse(world, root)
         if upto is not None:

@@ -7,7 +7,7 @@ import os
 import time
 import zlib
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
@@ -59,7 +59,7 @@ class State(Strict):
     upto: int | None
     applied: str
     patches: list[str]
-    files: list[TouchedFile]
+    files: Annotated[list[TouchedFile], Field(min_length=1)]
     made: list[str]
     record: RecordLines | None
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from patchset.diff import FileDiff
 from patchset.errors import Refused
 from patchset.lock import SeriesLock, digest
-from patchset.paths import PROVENANCE
+from patchset.paths import PROVENANCE, VERSION_FILE
 from patchset.record import Record
 from patchset.releases import Release
 from patchset.series import Patch, Series
@@ -76,26 +76,40 @@ def judge(tree: Tree, release: Release, series: Series, lock: SeriesLock) -> Ver
     files = tuple(
         _file(path, content[path], found[path], after[path], lock, series) for path in lock.paths
     )
-    ours = record is not None or version_of(tree) in (release.version, None)
+    # A local version is a build of the same source, e.g. the one in a patched wheel.
+    version = version_of(tree) or release.version
+    ours = record is not None or version.partition("+")[0] == release.version
     placed = {path: _placed(path, content[path], found[path], series, lock) for path in lock.paths}
     patches = tuple(_patch(patch, placed, ours) for patch in series.patches)
     to_before = sum(found[path] == before[path] for path in found)
     to_after = sum(found[path] == after[path] for path in found)
     closest: Literal["pristine", "applied"] = "applied" if to_after > to_before else "pristine"
 
+    # What these tools noted when they applied, if it is true of every file that it or the series
+    # touches. It tells patch sets of the same effect apart.
+    noted = None
+    if record is not None and is_current(record, tree):
+        touched = {item.path for item in record.files}
+        if all(found[path] == before[path] for path in found.keys() - touched):
+            noted = record
+    built = _built_in(tree, found) if noted is None else None
+
     state: TreeState
     known: str | None = None
     if found == after and found != before:
-        state, known = "applied", series.digest
+        state, known = "applied", (noted or built or series).digest
         text = f"all {len(found)} touched files are as after the series"
+    elif noted is not None and noted.digest != series.digest:
+        state, known = "applied", noted.digest
+        cut = "" if noted.upto is None else f", its first {noted.upto} patches,"
+        text = f"another patch set{cut} was applied on {noted.applied}"
     elif found == before:
         state = "pristine"
         text = f"all {len(found)} touched files are as released"
-    elif record and record.digest != series.digest and is_current(record, tree):
-        state, known = "applied", record.digest
-        cut = "" if record.upto is None else f", its first {record.upto} patches,"
-        text = f"another patch set{cut} was applied on {record.applied}"
-    elif (built := _built_in(tree, found)) is not None:
+        if left := _left(tree, record, lock):
+            state = "partial"
+            text = f"{left} is as the patch set applied on {record and record.applied} left it"
+    elif built is not None:
         state, known = "applied", built.digest
         text = f"another patch set is built into this wheel, {built.version}"
     elif all(item.state != "foreign" for item in files):
@@ -114,6 +128,16 @@ def judge(tree: Tree, release: Release, series: Series, lock: SeriesLock) -> Ver
     return Verdict(release, state, known, files, patches, closest, text, record, journal)
 
 
+def _left(tree: Tree, record: State | None, lock: SeriesLock) -> str | None:
+    """A file that only the recorded patch set touches and that is still patched."""
+    for item in record.files if record else []:
+        if item.path in lock.paths or item.path == VERSION_FILE:
+            continue
+        if digest(tree.read(item.path)) == item.after:
+            return item.path
+    return None
+
+
 def _built_in(tree: Tree, found: dict[str, str | None]) -> Provenance | None:
     """The patch set of a patched wheel, if the files are still those that the wheel held."""
     from patchset.provenance import Provenance
@@ -125,7 +149,8 @@ def _built_in(tree: Tree, found: dict[str, str | None]) -> Provenance | None:
     for path, checksum in found.items():
         if listed.checksum(path) != checksum:
             return None
-    return Provenance.load(content, str(tree.root))
+    built = Provenance.load(content, str(tree.root))
+    return built if all(digest(tree.read(x.path)) == x.sha256 for x in built.overlay) else None
 
 
 def _name(items: list[FileVerdict]) -> str:
