@@ -11,12 +11,15 @@ from typing import Literal
 from git import Repo
 from git.exc import GitCommandError, GitCommandNotFound, GitError
 
-from patchset.errors import EnvironmentFault, Refused
+from patchset.errors import EnvironmentFault, Refused, UsageFault
 from patchset.lock import SeriesLock, digest
 from patchset.series import MODE, OVERLAY, Patch, Series
 
 # Set when these tools run inside a git hook; they would point git at the wrong repository.
 _FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX")
+
+_AGAIN = "Remove the cause, then run the same command again to finish."
+_IDENTITY = "Set user.name and user.email if git asks for them."
 
 
 class Checkout:
@@ -46,8 +49,27 @@ class Checkout:
             return "pristine"
         return "other"
 
-    def require_clean(self, lock: SeriesLock, branch: str) -> None:
-        """Refuse what would get lost or mixed into the commits."""
+    def require_name(self, branch: str) -> None:
+        """Refuse what git takes for no name of a branch."""
+        # Not with --branch: that would also take "@{-1}", which stands for another name.
+        good = self._succeeds("check-ref-format", f"refs/heads/{branch}")
+        if not good or branch.startswith("-") or branch == "HEAD":
+            raise UsageFault(f"--branch {branch!r}: is not a name that git takes for a branch")
+
+    def require_clean(self, lock: SeriesLock, branch: str | None) -> None:
+        """Refuse what would get lost or mixed into the commits, or stop git in the middle."""
+        if self._git("rev-parse", "--is-inside-work-tree") != "true":
+            raise Refused(
+                f"{self.root}: git takes it for no working tree",
+                next_step="See: git config --show-origin --get-regexp 'core.(bare|worktree)'.",
+            )
+        for name in ("index.lock", "HEAD.lock"):
+            place = self.root / self._git("rev-parse", "--git-path", name)
+            if place.exists():
+                raise Refused(
+                    f"{place}: exists, so another git process is at work, or was killed",
+                    next_step="Wait for it to end, or remove that file.",
+                )
         committed = {path: digest(self._committed(path)) for path in lock.paths}
         for path, entry in lock.paths.items():
             if committed[path] != entry.before:
@@ -60,11 +82,42 @@ class Checkout:
                 f"{self.root}: has staged changes, which would get mixed into the commits",
                 next_step="Commit or unstage them.",
             )
-        if branch in [head.name for head in self._repo.heads]:
-            raise Refused(
-                f"{self.root}: the branch {branch} exists already",
-                next_step=f"Choose another with --branch, or run: git branch -D {branch}",
+        for head in [head.name for head in self._repo.heads]:
+            if branch is None:  # there already, and as it must be
+                break
+            if f"{head}/".startswith(f"{branch}/") or branch.startswith(f"{head}/"):
+                beside = "" if head == branch else f", beside which there can be no {branch}"
+                raise Refused(
+                    f"{self.root}: the branch {head} exists already{beside}",
+                    next_step=f"Choose another with --branch, or run: git branch -D {head}",
+                )
+
+    def made(self, lock: SeriesLock, series: Series, branch: str) -> list[str]:
+        """The commits of a run that ended before it stood on ``branch``; else none."""
+        ref = f"refs/heads/{branch}"
+        if not self._succeeds("rev-parse", "--verify", "--quiet", ref):
+            return []
+        commits = self._git("rev-list", "--reverse", f"HEAD..{ref}").split()
+        others = self._git("diff-tree", "-r", "-z", "--name-only", "HEAD", ref).split("\0")
+        if (
+            len(commits) != _steps(series)
+            or not self._succeeds("merge-base", "--is-ancestor", "HEAD", ref)
+            or not set(others) <= {"", *lock.paths}
+            or any(
+                digest(self._committed(path, ref)) != lock.expected(path, series.upto)
+                for path in lock.paths
             )
+        ):
+            return []
+        return commits
+
+    def has_stale_index(self, series: Series) -> bool:
+        """Whether a run ended after it stood on the new branch, with the old commit's index."""
+        command = ("diff-index", "--cached", "--quiet")
+        before = f"HEAD~{_steps(series)}"
+        return not self._succeeds(*command, "HEAD", "--", *series.paths) and self._succeeds(
+            *command, before, "--", *series.paths
+        )
 
     def commit(self, series: Series) -> list[str]:
         """Make the commits without touching branch, index or working tree; returns their ids.
@@ -97,15 +150,26 @@ class Checkout:
                     committer = {k.replace("AUTHOR", "COMMITTER"): v for k, v in author.items()}
                     author = author | committer
                 command = ("commit-tree", tree, "-p", parent)
-                parent = self._git(*command, data=message.encode(), env=author)
+                parent = self._git(*command, data=message.encode(), env=author, step=_IDENTITY)
                 commits.append(parent)
         return commits
 
-    def switch(self, branch: str, commit: str, series: Series) -> None:
-        """Point a new branch at ``commit`` and stand on it; the files are there already."""
+    def create(self, branch: str, commit: str) -> None:
+        """Point a new branch at ``commit``."""
         self._git("update-ref", f"refs/heads/{branch}", commit, "0" * len(commit))
-        self._git("symbolic-ref", "HEAD", f"refs/heads/{branch}")
-        self._git("reset", "--quiet", commit, "--", *series.paths)
+
+    def delete(self, branch: str, commit: str) -> None:
+        """Take back what ``create`` did."""
+        self._git("update-ref", "-d", f"refs/heads/{branch}", commit)
+
+    def switch(self, branch: str, series: Series) -> None:
+        """Stand on the branch; the files are there already."""
+        self._git("symbolic-ref", "HEAD", f"refs/heads/{branch}", step=_AGAIN)
+        self.refresh_index(series)
+
+    def refresh_index(self, series: Series) -> None:
+        """Let the index hold what the present commit does."""
+        self._git("reset", "--quiet", "HEAD", "--", *series.paths, step=_AGAIN)
 
     def _mail(self, patch: Patch, folder: Path) -> tuple[str, dict[str, str]]:
         """Message and author as ``git am`` would read them: by git's own parser."""
@@ -127,9 +191,9 @@ class Checkout:
             return False
         return True
 
-    def _committed(self, path: str) -> bytes | None:
+    def _committed(self, path: str, commit: str = "HEAD") -> bytes | None:
         try:
-            blob = self._repo.head.commit.tree / path
+            blob = self._repo.commit(commit).tree / path
         except KeyError:
             return None
         except ValueError as fault:
@@ -143,6 +207,7 @@ class Checkout:
         *words: str,
         data: bytes | None = None,
         env: dict[str, str] | None = None,
+        step: str | None = None,
     ) -> str:
         stream = None if data is None else _stdin(data)
         try:
@@ -155,12 +220,23 @@ class Checkout:
             reason = str(fault.stderr).strip().removeprefix("stderr: ").strip("' \n")
             raise EnvironmentFault(
                 f"{self.root}: git {command} failed: {reason}",
-                next_step="Set user.name and user.email if git asks for them.",
+                next_step=step,
             ) from fault
         finally:
             if stream is not None:
                 stream.close()
         return str(answer)
+
+    def _succeeds(self, command: str, *words: str) -> bool:
+        answer = self._repo.git.execute(
+            ["git", command, *words], with_extended_output=True, with_exceptions=False
+        )
+        return bool(answer[0] == 0)
+
+
+def _steps(series: Series) -> int:
+    """How many commits a series makes."""
+    return len(series.patches) + bool(series.overlay)
 
 
 def _stdin(data: bytes) -> io.BufferedRandom:

@@ -305,21 +305,35 @@ def _apply_commits(
 
     checkout = Checkout(job.tree.root)
     verdict = job.judge()
-    name = branch or f"kimi-eagle3/{job.release.directory}"
+    name = f"kimi-eagle3/{job.release.directory}" if branch is None else branch
+    checkout.require_name(name)
     if checkout.state(job.lock, job.series) == "applied" and _settled(verdict, job.series):
+        if checkout.has_stale_index(job.series) and not dry_run:
+            checkout.refresh_index(job.series)
+            told = "an interrupted --commit left git's index behind; it is as committed now"
+            return _outcome("done", "apply", job, verdict, [], repaired or told)
         return _outcome("nothing-to-do", "apply", job, verdict, [], repaired)
     found = [] if _settled(verdict, job.series) else _plan(job, verdict)
     if not job.series.patches and not job.series.overlay:
         return _outcome("nothing-to-do", "apply", job, verdict, [], repaired)
-    checkout.require_clean(job.lock, name)
+    commits = checkout.made(job.lock, job.series, name)  # by a run that was interrupted
+    checkout.require_clean(job.lock, None if commits else name)
     if dry_run:
         return Outcome(
             **{**vars(_outcome("would-do", "apply", job, verdict, found)), "branch": name}
         )
-    commits = checkout.commit(job.series)
-    if found:
-        _write(job, "apply", apply_edits(job.tree, job.series, found), (), files)
-    checkout.switch(name, commits[-1], job.series)
+    created = not commits
+    if created:
+        commits = checkout.commit(job.series)
+        checkout.create(name, commits[-1])
+    try:
+        if found:
+            _write(job, "apply", apply_edits(job.tree, job.series, found), (), files)
+    except BaseException:
+        if created:
+            checkout.delete(name, commits[-1])
+        raise
+    checkout.switch(name, job.series)
     after = job.judge()
     if not _settled(after, job.series) or checkout.state(job.lock, job.series) != "applied":
         raise IntegrityFault(f"{job.tree.root}: changed while it was patched: {after.explanation}")
