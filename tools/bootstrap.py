@@ -254,8 +254,9 @@ def _run_pip(python: Path, arguments: list[str], log: Path, count: int) -> None:
     """Run pip, its whole output in `log`, a line of progress now and then on standard error."""
     command = [str(python), "-I", *arguments, "--no-input", "--disable-pip-version-check"]
     collected = 0
-    with open(log, "w") as kept:
-        pip = subprocess.Popen(
+    with (
+        open(log, "w") as kept,
+        subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -263,7 +264,8 @@ def _run_pip(python: Path, arguments: list[str], log: Path, count: int) -> None:
             text=True,
             errors="replace",
             env=_clean_environ(),
-        )
+        ) as pip,
+    ):
         assert pip.stdout is not None
         try:
             for line in pip.stdout:
@@ -280,8 +282,6 @@ def _run_pip(python: Path, arguments: list[str], log: Path, count: int) -> None:
         except BaseException:
             pip.kill()
             raise
-        finally:
-            pip.wait()
     if pip.returncode:
         raise _explain(log)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import hashlib
 import os
 import subprocess
@@ -178,3 +179,15 @@ def test_clean_keeps_what_is_asked_for(tmp_path: Path, monkeypatch: pytest.Monke
     assert {name for name, home in homes.items() if home.exists()} == {"wanted", "used"}
     bootstrap.clean(everything=True)
     assert not any(home.exists() for home in homes.values())
+
+
+def test_no_file_is_left_open(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """The engine tests make environments inside pytest, where a warning is an error."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    lock = tmp_path / "other.txt"
+    lock.write_text("# nothing either\n")
+    assert bootstrap.environment(lock).exists()
+    gc.collect()
+    assert not list(recwarn)
