@@ -17,7 +17,7 @@ from patchset import operations
 from patchset.errors import Busy, EnvironmentFault, IntegrityFault, Refused
 from patchset.transaction import Files, exclusive, recover
 from patchset.tree import open_tree
-from unit.support import TALLY, World, facts, in_child, read_tree
+from unit.support import TALLY, VERSION, World, facts, in_child, read_tree
 
 NAMES = [name for name in vars(Files) if not name.startswith("_")]
 
@@ -60,6 +60,15 @@ class Killed(Counting):
 class Broken(Counting):
     def strike(self, name: str) -> None:
         raise OSError(5, "Input/output error", f"<{name}>")
+
+
+class AtTheEnd(Files):
+    """Killed when all is done but for tidying up."""
+
+    def unlink(self, path: Path) -> None:
+        if path.name.endswith("-old"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().unlink(path)
 
 
 def run(world: World, root: Path, action: str, files: Files | None = None) -> operations.Outcome:
@@ -247,6 +256,31 @@ def test_repair_refuses_a_file_changed_in_the_meantime(world: World) -> None:
     with pytest.raises(Refused, match="was changed after an interrupted apply"):
         run(world, root, "apply")
     assert facts(root) == before
+
+
+def test_a_tree_whose_run_only_lacks_the_end_is_not_settled(world: World) -> None:
+    """Each file is as it should be, but leftovers lie beside them: only a real run may say so."""
+    root = world.tree("source")
+    for action in ("apply", "reverse"):
+        in_child(lambda: run(world, root, action, AtTheEnd()))  # noqa: B023
+        before = facts(root)
+        with open_tree(root) as tree:
+            verdict = operations.inspect(tree, world.project).verdict
+            assert (verdict.state, verdict.digest) == ("partial", None)
+            for look in (
+                lambda: operations.check(tree, world.project),
+                lambda: operations.apply(tree, world.project, dry_run=True),
+                lambda: operations.reverse(tree, world.project, dry_run=True),
+            ):
+                with pytest.raises(Refused, match="a run was interrupted"):
+                    look()
+            with pytest.raises(Refused, match="a run was interrupted"):
+                operations.require(
+                    operations.inspect(tree, world.project), world.project.series(VERSION).digest
+                )
+        assert facts(root) == before
+        outcome = run(world, root, action)
+        assert (outcome.result, bool(outcome.repaired)) == ("nothing-to-do", True)
 
 
 def test_a_foreign_journal_is_an_integrity_fault(world: World) -> None:

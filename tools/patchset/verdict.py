@@ -123,7 +123,7 @@ def judge(tree: Tree, release: Release, series: Series, lock: SeriesLock) -> Ver
         if len(odd) > 1:
             text += f" (and {len(odd) - 1} more)"
     if journal:
-        state = "partial" if state in ("partial", "foreign") else state
+        state, known = "partial", None
         text = f"a run was interrupted on {journal.started}; {text}"
     return Verdict(release, state, known, files, patches, closest, text, record, journal)
 
