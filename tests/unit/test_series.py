@@ -83,6 +83,47 @@ def test_a_broken_series_is_refused(
         world.project.series(VERSION)
 
 
+_PLAIN_DIFF = """\
+--- a/vllm/sub/__init__.py
++++ b/vllm/sub/__init__.py
+@@ -0,0 +1 @@
++evil = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("---\n vllm", f"---\n{_PLAIN_DIFF}\n vllm"),
+        ("\nWhat breaks", f"\n{_PLAIN_DIFF}\nWhat breaks"),
+        ("\nWhat breaks", f"\nIndex: vllm/sub/__init__.py\n{_PLAIN_DIFF}\nWhat breaks"),
+        ("\nWhat breaks", "\ndiff -u a b\nWhat breaks"),
+        ("\nWhat breaks", "\nFrom x Mon Sep 17 00:00:00 2001\nFrom: y <y@z>\n\nWhat breaks"),
+        ("Subject: ", "Content-Transfer-Encoding: base64\nSubject: "),
+        ("Subject: ", "content-transfer-encoding:quoted-printable\nSubject: "),
+        (
+            "Subject: ",
+            "Content-Transfer-Encoding: 8bit\nContent-Transfer-Encoding: base64\nSubject: ",
+        ),
+        ("Subject: ", "Content-Type: text/plain;\n format=flowed\nSubject: "),
+        ("Subject: ", "Content-Type: multipart/mixed; boundary=x\nSubject: "),
+    ],
+)
+def test_what_git_am_would_read_in_another_way_is_refused(world: World, old: str, new: str) -> None:
+    _edit("0001-first-change.patch", lambda text: text.replace(old, new, 1))(world.patches)
+    with pytest.raises(Refused, match=r"0001-first-change\.patch: ('git am'|is encoded)"):
+        world.project.series(VERSION)
+
+
+@pytest.mark.parametrize("encoding", ["8bit", "7bit"])
+def test_what_git_format_patch_writes_is_read(world: World, encoding: str) -> None:
+    more = "MIME-Version: 1.0\nContent-Type: text/plain; charset=UTF-8\n"
+    more += f"Content-Transfer-Encoding: {encoding}\nSubject: "
+    change = _edit("0001-first-change.patch", lambda text: text.replace("Subject: ", more, 1))
+    change(world.patches)
+    assert world.project.series(VERSION).patches[0].subject == "first change"
+
+
 def test_a_patch_must_not_touch_an_overlay_file(world: World) -> None:
     copy = world.root / "overlay" / f"v{VERSION}" / "vllm" / "alpha.py"
     copy.write_bytes(b"")

@@ -22,6 +22,15 @@ OVERLAY = "overlay"  # the name of the step, before the first patch, that adds t
 MODE: Final = "100644"  # of every file a series touches or adds
 
 _PATCH_NAME = re.compile(r"^\d{4}-[A-Za-z0-9][A-Za-z0-9._-]*\.patch$")
+# Lines before the first "diff --git" at which git would start a diff, or another mail.
+_OTHER_START = re.compile(
+    rb"^(--- |\+\+\+ |@@ -|Index: |diff -|(?<!\A)From .*\d:\d).*$", re.MULTILINE
+)
+# Encodings that leave the text as it is. Others, and parts of a mail, git would decode.
+_PLAIN = {
+    "content-transfer-encoding": re.compile(r"7bit|8bit"),
+    "content-type": re.compile(r"text/plain(; charset=[\w\"-]+)?"),
+}
 _TRAILER = re.compile(r"^(Fault|Upstream|Drop-when|Signed-off-by):[ \t]*(.+)$", re.MULTILINE)
 
 Read = Callable[[str], bytes | None]
@@ -226,12 +235,23 @@ def load_patch(path: Path) -> Patch:
             f"{path.name}: has CRLF line ends, which 'git am' would drop and so change the result"
         )
     head, _, rest = content.partition(b"\n\n")
-    headers = _headers(head)
+    pairs = _headers(head)
+    headers = dict(reversed(pairs))  # of equal names the first one counts
     for name in ("From", "Date", "Subject"):
         if not headers.get(name):
             raise IntegrityFault(
                 f"{path.name}: has no {name}: line; write it with git format-patch"
             )
+    for name, value in pairs:
+        plain = _PLAIN.get(name.lower())
+        if plain and not plain.fullmatch(value.strip().lower()):
+            raise Refused(f"{path.name}: is encoded, which is not read here: {name}: {value}")
+    before = re.split(rb"^diff --git ", content, maxsplit=1, flags=re.MULTILINE)[0]
+    if odd := _OTHER_START.search(before):
+        raise Refused(
+            f"{path.name}: 'git am' would take this line of the message for the start of a diff or "
+            f"mail: {odd[0].decode('utf-8', 'replace')!r}"
+        )
     body = rest.decode("utf-8", "replace")
     message = re.split(r"^(?:---|diff --git .*)$", body, maxsplit=1, flags=re.MULTILINE)[0].strip()
     return Patch(
@@ -245,15 +265,15 @@ def load_patch(path: Path) -> Patch:
     )
 
 
-def _headers(head: bytes) -> dict[str, str]:
+def _headers(head: bytes) -> list[tuple[str, str]]:
     """The headers of a mail, unfolded.
 
     The parser and policies of the email package cost more time than all else that a look at a
     tree needs.
     """
     text = re.sub(r"\n[ \t]+", " ", head.decode("utf-8", "replace"))
-    pairs = [line.partition(": ") for line in text.split("\n")]
-    return {name: value for name, colon, value in reversed(pairs) if colon}
+    pairs = [line.partition(":") for line in text.split("\n")]
+    return [(name, value.strip()) for name, colon, value in pairs if colon]
 
 
 def _decode(value: str) -> str:
