@@ -180,6 +180,50 @@ def test_record_lists_what_is_there(world: World) -> None:
             assert entry.validate((root / path).read_bytes()), path
 
 
+def test_reverse_names_an_edited_file_that_no_patch_touches(world: World) -> None:
+    root = world.tree("install")
+    path = root / "vllm" / "_version.py"
+    for upto in (None, 1):
+        start = facts(root)
+        apply(world, root, upto=upto)
+        marked = path.read_bytes()
+        path.write_bytes(marked + b"# edited\n")
+        before = facts(root)
+        with pytest.raises(Refused, match=r"vllm/_version\.py was edited"):
+            reverse(world, root)
+        assert facts(root) == before
+        path.write_bytes(marked)
+        reverse(world, root)
+        assert facts(root) == start
+
+
+@pytest.mark.parametrize("lost", ["state folder", "state of another run", "dist-info's old name"])
+def test_reverse_keeps_record_true_without_its_old_lines(world: World, lost: str) -> None:
+    root = world.tree("install")
+    info = root / f"vllm-{VERSION}.dist-info"
+    start = read_tree(root)
+    apply(world, root)
+    state = root / ".vllm-kimi-eagle3" / "state.json"
+    if lost == "state folder":
+        shutil.rmtree(state.parent)
+    elif lost == "state of another run":
+        data = json.loads(state.read_text())
+        data["files"][0]["after"] = "0" * 64
+        state.write_text(json.dumps(data))
+    else:
+        record = (info / "RECORD").read_text().replace(info.name, f"vllm-{VERSION}+x.dist-info")
+        (info / "RECORD").write_text(record)
+        info.rename(root / f"vllm-{VERSION}+x.dist-info")
+        info = root / f"vllm-{VERSION}+x.dist-info"
+    assert reverse(world, root).result == "done"
+    assert not state.parent.exists()
+    found = {name.replace("+x", ""): content for name, content in read_tree(root).items()}
+    name = f"vllm-{VERSION}.dist-info/RECORD"
+    assert {**found, name: b""} == {**start, name: b""}
+    lines = found[name].replace(b"+x", b"").splitlines()
+    assert sorted(lines) == sorted(start[name].splitlines())
+
+
 def test_an_install_says_what_it_is(world: World) -> None:
     root = world.tree("install")
     apply(world, root, upto=1)

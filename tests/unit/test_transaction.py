@@ -267,13 +267,11 @@ def test_a_tree_whose_run_only_lacks_the_end_is_not_settled(world: World) -> Non
         with open_tree(root) as tree:
             verdict = operations.inspect(tree, world.project).verdict
             assert (verdict.state, verdict.digest) == ("partial", None)
-            for look in (
-                lambda: operations.check(tree, world.project),
-                lambda: operations.apply(tree, world.project, dry_run=True),
-                lambda: operations.reverse(tree, world.project, dry_run=True),
-            ):
+            with pytest.raises(Refused, match="a run was interrupted"):
+                operations.check(tree, world.project)
+            for look in (operations.apply, operations.reverse):
                 with pytest.raises(Refused, match="a run was interrupted"):
-                    look()
+                    look(tree, world.project, dry_run=True)
             with pytest.raises(Refused, match="a run was interrupted"):
                 operations.require(
                     operations.inspect(tree, world.project), world.project.series(VERSION).digest

@@ -14,7 +14,7 @@ from patchset.paths import PACKAGE, PROVENANCE, VERSION_FILE
 from patchset.project import Project
 from patchset.releases import Release
 from patchset.series import Change, Series, changes
-from patchset.state import apply_edits, is_current, reverse_edits
+from patchset.state import apply_edits, is_current, restore_edits, reverse_edits
 from patchset.transaction import Action, Edit, Files, Transaction, exclusive, recover
 from patchset.tree import Tree, release_of, version_of
 from patchset.verdict import Verdict, judge
@@ -76,7 +76,7 @@ def require(outcome: Outcome, wanted: str) -> None:
     if not re.fullmatch(r"[0-9a-f]{12,64}", wanted):
         raise UsageFault(f"{wanted!r} is not a digest: 12 to 64 hexadecimal digits")
     found, verdict = outcome.verdict.digest, outcome.verdict
-    if found is None or not found.startswith(wanted) or verdict.journal:
+    if found is None or not found.startswith(wanted):
         what = f"the patch set {found}" if found else f"{verdict.state}: {verdict.explanation}"
         raise Refused(
             f"{outcome.tree.root}: has {what}, not the patch set {wanted}",
@@ -250,6 +250,14 @@ def _plan_reverse(job: _Job, verdict: Verdict) -> tuple[list[Edit], tuple[str, .
             if after != entry.before:
                 raise IntegrityFault(f"{tree.state_dir}: would not give back {path} as released")
         return edits, tuple(reversed(record.made))
+    for item in record.files if record is not None else []:
+        # The verdict is about the lock's files; the record may tell of others.
+        known = {item.before, *([item.after] if item.path == VERSION_FILE else [])}
+        if item.path not in job.lock.paths and digest(tree.read(item.path)) not in known:
+            raise Refused(
+                f"{tree.root}: {item.path} was edited after the patch set was applied",
+                next_step="Undo those edits first, or restore the file from its origin.",
+            )
     if verdict.state == "applied" and tree.read_info(PROVENANCE):
         raise Refused(
             f"{tree.root}: was installed from a patched wheel, {version_of(tree)}",
@@ -265,7 +273,7 @@ def _plan_reverse(job: _Job, verdict: Verdict) -> tuple[list[Edit], tuple[str, .
         if digest(change.after) != job.lock.paths[change.path].before:
             raise IntegrityFault(f"{change.path}: the result is not what series.lock says")
     marked = _version_change(job, job.release.version)
-    return [Edit("tree", item.path, item.before, item.after) for item in [*found, *marked]], ()
+    return restore_edits(tree, [*found, *marked]), ()
 
 
 def _version_change(job: _Job, version: str) -> list[Change]:

@@ -101,11 +101,7 @@ def apply_edits(tree: Tree, series: Series, found: list[Change]) -> list[Edit]:
             RecordLine(path=path, line=listed.line(path), position=listed.position(path))
             for path in [*(item.path for item in found), own]
         ]
-        for item in found:
-            if item.after is None:
-                listed.remove(item.path)
-            else:
-                listed.put(item.path, item.after)
+        _relist(listed, found)
         # The state file is listed, so that an uninstall removes it; its own hash cannot be known
         # here, because it holds this RECORD's.
         listed.put_line(own, f"{own},,")
@@ -144,7 +140,9 @@ def reverse_edits(tree: Tree, state: State) -> list[Edit]:
             Edit("tree", item.path, tree.read(item.path), original, item.mode, item.mtime_ns)
         )
     record = record_of(tree)
-    if record is not None and state.record is not None and record[0] == state.record.path:
+    if record is None or state.record is None or record[0] != state.record.path:
+        edits += _record_edits(tree, [Change(x.path, x.before, x.content) for x in edits])
+    else:
         listed = Record(record[1], str(tree.root / record[0]))
         for was in state.record.lines:
             if was.line is None:
@@ -162,6 +160,36 @@ def reverse_edits(tree: Tree, state: State) -> list[Edit]:
         edits.append(Edit("tree", record[0], record[1], text, None, mtime))
     edits.append(Edit("state", STATE, (tree.state_dir / STATE).read_bytes(), None))
     return edits
+
+
+def restore_edits(tree: Tree, found: list[Change]) -> list[Edit]:
+    """All edits that undo a tree of which no state file tells how it was, or only a stale one."""
+    assert tree.state_dir is not None
+    edits = [Edit("tree", item.path, item.before, item.after) for item in found]
+    edits += _record_edits(tree, found)
+    state_path = tree.state_dir / STATE
+    if state_path.is_file():
+        edits.append(Edit("state", STATE, state_path.read_bytes(), None))
+    return edits
+
+
+def _record_edits(tree: Tree, found: list[Change]) -> list[Edit]:
+    """Make RECORD true after ``found``, and without a state file."""
+    record = record_of(tree)
+    if record is None or tree.state_dir is None:
+        return []
+    listed = Record(record[1], str(tree.root / record[0]))
+    _relist(listed, found)
+    listed.remove(f"{tree.state_dir.name}/{STATE}")
+    return [Edit("tree", record[0], record[1], listed.dump())]
+
+
+def _relist(listed: Record, found: list[Change]) -> None:
+    for item in found:
+        if item.after is None:
+            listed.remove(item.path)
+        else:
+            listed.put(item.path, item.after)
 
 
 def _touched(tree: Tree, item: Change) -> TouchedFile:
