@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from patchset import operations
 from patchset.errors import IntegrityFault, Refused, UnknownRelease, UnsafePath, UsageFault
 from patchset.operations import Outcome
+from patchset.paths import locate
 from patchset.tree import open_tree
 from unit.support import (
     OVERLAY,
@@ -619,6 +621,122 @@ def test_a_damaged_state_file_is_an_integrity_fault(world: World) -> None:
         assert facts(root) == before
     path.write_text(json.dumps(data))
     assert reverse(world, root).result == "done"
+
+
+OUTSIDE = [
+    "../victim",
+    "vllm/../../victim",
+    "/etc/victim",
+    ".git/hooks/post-checkout",
+    "vllm",
+    "other/x.py",
+    f"../vllm-{VERSION}.dist-info/RECORD",
+    f"vllm-{VERSION}.dist-info/METADATA",
+    "vllm/a\\b.py",
+    "",
+]
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_a_state_file_that_names_other_places_is_refused(world: World, path: str) -> None:
+    root = world.tree("install")
+    victim = world.root / "victim"
+    victim.write_bytes(b"mine\n")
+    apply(world, root)
+    place = root / ".vllm-kimi-eagle3" / "state.json"
+    data = json.loads(place.read_text())
+    victims = {
+        "path": path,
+        "before": None,
+        "after": hashlib.sha256(b"mine\n").hexdigest(),
+        "original": None,
+        "mode": None,
+        "mtime_ns": None,
+    }
+    lines = data["record"]["lines"]
+    for wrong in (
+        {**data, "files": [*data["files"], victims]},
+        {**data, "made": [*data["made"], path]},
+        {**data, "record": {**data["record"], "path": path}},
+        {**data, "record": {**data["record"], "lines": [*lines, {**lines[0], "path": path}]}},
+        {**data, "record": {**data["record"], "lines": [{**lines[0], "line": f"{path},,"}]}},
+        {**data, "files": [{**data["files"][0], "mtime_ns": 10**30}, *data["files"][1:]]},
+    ):
+        place.write_text(json.dumps(wrong))
+        before = facts(world.root)
+        for attempt in (status, apply, reverse):
+            with pytest.raises(IntegrityFault, match="damaged"):
+                attempt(world, root)
+        assert facts(world.root) == before
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+@pytest.mark.parametrize("phase", ["staging", "committing"])
+def test_a_journal_that_names_other_places_is_refused(world: World, path: str, phase: str) -> None:
+    root = world.tree("install")
+    folder = root / ".vllm-kimi-eagle3"
+    folder.mkdir()
+    (world.root / "victim").write_bytes(b"mine\n")
+    mine = hashlib.sha256(b"mine\n").hexdigest()
+    sound = {
+        "schema": "vllm-kimi-eagle3/journal/1",
+        "phase": phase,
+        "action": "apply",
+        "started": "now",
+        "edits": [],
+        "made": [],
+        "removed": [],
+    }
+    for wrong in (
+        {"edits": [{"base": "tree", "path": path, "before": None, "after": mine}]},
+        {"edits": [{"base": "tree", "path": path, "before": mine, "after": None}]},
+        {"edits": [{"base": "state", "path": path, "before": mine, "after": None}]},
+        {"made": [path]},
+        {"removed": [path]},
+    ):
+        (folder / "journal.json").write_text(json.dumps({**sound, **wrong}))
+        before = facts(world.root)
+        for attempt in (status, apply, reverse):
+            with pytest.raises(IntegrityFault, match="not a journal"):
+                attempt(world, root)
+        assert facts(world.root) == before
+
+
+def test_repairing_follows_no_link(world: World) -> None:
+    root = world.tree("source")
+    elsewhere = world.root / "elsewhere"
+    write_tree(elsewhere, {"new.py": b"mine\n", "state/journal.json": b"{}"})
+    (root / "vllm" / "link").symlink_to(elsewhere)
+    edit = {
+        "base": "tree",
+        "path": "vllm/link/new.py",
+        "before": None,
+        "after": hashlib.sha256(b"mine\n").hexdigest(),
+    }
+    journal = {
+        "schema": "vllm-kimi-eagle3/journal/1",
+        "phase": "staging",
+        "action": "apply",
+        "started": "now",
+        "edits": [edit],
+        "made": ["vllm/link"],
+        "removed": [],
+    }
+    state = root / ".vllm-kimi-eagle3"
+    write_tree(state, {"journal.json": json.dumps(journal).encode()})
+    with pytest.raises(UnsafePath, match="symbolic link"):
+        apply(world, root)
+    shutil.rmtree(state)
+    state.symlink_to(elsewhere / "state")
+    with pytest.raises(UnsafePath, match="symbolic link"):
+        apply(world, root)
+    assert read_tree(elsewhere) == {"new.py": b"mine\n", "state/journal.json": b"{}"}
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/x", "vllm/../x", "vllm//x", "./vllm/x", ""])
+def test_no_path_leads_out_of_a_tree(tmp_path: Path, path: str) -> None:
+    with pytest.raises(UnsafePath):
+        locate(tmp_path, path)
 
 
 names = st.sampled_from(["vllm/alpha.py", "vllm/beta.py", "vllm/sub/gamma.py", "vllm/gone.py"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from patchset.errors import UnsafePath
 PACKAGE = "vllm"
 VERSION_FILE = "vllm/_version.py"
 PROVENANCE = "kimi_eagle3.json"  # in the dist-info of a patched wheel
+
+_RECORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*\.dist-info/RECORD")
 
 
 def check_path(path: str, where: str) -> str:
@@ -38,14 +41,30 @@ def check_path(path: str, where: str) -> str:
     return path
 
 
+def noted_path(path: str) -> str:
+    """Return ``path`` if these tools may have noted it in a tree, else raise :class:`ValueError`.
+
+    What a series may touch, and what applying changes besides. A note that says more was forged.
+    """
+    if path != VERSION_FILE and not _RECORD.fullmatch(path):
+        try:
+            check_path(path, "the note")
+        except UnsafePath as fault:
+            raise ValueError(fault.message) from fault
+    return path
+
+
 def locate(root: Path, path: str) -> Path:
     """Where ``path`` lies under ``root``, refusing any symbolic link on the way.
 
     ``root`` itself may be reached through links (it is what the user named); below it a link could
-    lead out of the tree, so neither folders nor the file itself may be one.
+    lead out of the tree, so neither folders nor the file itself may be one. Nor may ``path``.
     """
+    parts = path.split("/")
+    if {"", ".", ".."} & set(parts):
+        raise UnsafePath(f"{root}: the path {path!r} is not normalised or leaves the tree")
     current = os.fspath(root)
-    for part in path.split("/"):
+    for part in parts:
         current = os.path.join(current, part)
         try:
             mode = os.lstat(current).st_mode
@@ -56,4 +75,4 @@ def locate(root: Path, path: str) -> Path:
                 f"{current}: is a symbolic link, which could lead outside the tree {root}",
                 next_step="Replace the link by what it points to, or patch that place itself.",
             )
-    return root.joinpath(*path.split("/"))
+    return root.joinpath(*parts)

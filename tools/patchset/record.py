@@ -103,6 +103,14 @@ def entry(content: bytes) -> str:
     return "sha256=" + raw.decode("ascii").rstrip("=")
 
 
+def path_of(line: str) -> str | None:
+    """The path that one line lists; ``None`` if it is not one line of three fields."""
+    if "\n" in line or "\r" in line:
+        return None
+    row = next(csv.reader([line]), [])
+    return row[0] if len(row) == 3 else None
+
+
 def _format(path: str, digest: str, size: str) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="").writerow([path, digest, size])

@@ -7,30 +7,31 @@ import os
 import time
 import zlib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from patchset.errors import IntegrityFault
 from patchset.lock import digest
-from patchset.record import Record
+from patchset.paths import noted_path
+from patchset.record import Record, path_of
 from patchset.releases import Sha256, Strict
 from patchset.series import Change, Series
-from patchset.transaction import Edit
-from patchset.tree import Tree, record_of
+from patchset.transaction import STATE, Edit, NotedPath
+from patchset.tree import STATE_FOLDER, Tree, record_of
 
-STATE = "state.json"
+Time = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # in nanoseconds
 
 
 class TouchedFile(Strict):
     """A file before and after. ``original`` is its old content, deflated, in base64."""
 
-    path: str
+    path: NotedPath
     before: Sha256 | None
     after: Sha256 | None
     original: str | None
-    mode: int | None
-    mtime_ns: int | None
+    mode: Annotated[int, Field(ge=0, le=0o7777)] | None
+    mtime_ns: Time | None
 
 
 class RecordLine(Strict):
@@ -38,15 +39,24 @@ class RecordLine(Strict):
 
     path: str
     line: str | None
-    position: int | None
+    position: Annotated[int, Field(ge=0)] | None
+
+    @model_validator(mode="after")
+    def _of_its_path(self) -> Self:
+        """An uninstall removes what RECORD lists."""
+        if self.path != f"{STATE_FOLDER}/{STATE}":
+            noted_path(self.path)
+        if self.line is not None and path_of(self.line) != self.path:
+            raise ValueError(f"{self.line!r} is not a line of {self.path}")
+        return self
 
 
 class RecordLines(Strict):
     """The RECORD of an install: its old checksum, and the old line of each path we set."""
 
-    path: str
+    path: NotedPath
     before: Sha256
-    mtime_ns: int
+    mtime_ns: Time
     lines: list[RecordLine]
 
 
@@ -60,7 +70,7 @@ class State(Strict):
     applied: str
     patches: list[str]
     files: Annotated[list[TouchedFile], Field(min_length=1)]
-    made: list[str]
+    made: list[NotedPath]
     record: RecordLines | None
 
 

@@ -21,17 +21,22 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from patchset.errors import Busy, EnvironmentFault, IntegrityFault, Refused
+from patchset.errors import Busy, EnvironmentFault, IntegrityFault, Refused, UnsafePath
 from patchset.lock import digest
+from patchset.paths import locate, noted_path
 from patchset.releases import Sha256, Strict
 
 JOURNAL = "journal.json"
 _NEW = ".kimi-eagle3-new"
 _OLD = ".kimi-eagle3-old"
+
+STATE = "state.json"
+
+NotedPath = Annotated[str, AfterValidator(noted_path)]
 
 Base = Literal["tree", "state"]
 Action = Literal["apply", "reverse"]
@@ -62,6 +67,14 @@ class JournalEdit(Strict):
     before: Sha256 | None
     after: Sha256 | None
 
+    @model_validator(mode="after")
+    def _inside(self) -> Self:
+        if self.base == "state" and self.path != STATE:
+            raise ValueError(f"{self.path!r} is no state file")
+        if self.base == "tree":
+            noted_path(self.path)
+        return self
+
 
 class Journal(Strict):
     """Schema of ``journal.json``. ``made`` are folders that the run creates, outermost first."""
@@ -71,8 +84,8 @@ class Journal(Strict):
     action: Action
     started: str
     edits: list[JournalEdit]
-    made: list[str]
-    removed: list[str]
+    made: list[NotedPath]
+    removed: list[NotedPath]
 
 
 class Files:
@@ -240,7 +253,7 @@ class _Work:
     files: Files
 
     def place(self, base: Base, path: str) -> Path:
-        return (self.root if base == "tree" else self.state_dir) / path
+        return locate(self.root if base == "tree" else self.state_dir, path)
 
     def targets(self) -> Iterator[tuple[JournalEdit, Path]]:
         for edit in self.journal.edits:
@@ -252,8 +265,9 @@ class _Work:
             self.files.sync(self.state_dir.parent)
         self.write_journal("staging")
         for folder in self.journal.made:
-            self.files.mkdir(self.root / folder)
-            self.files.sync((self.root / folder).parent)
+            place = self.place("tree", folder)
+            self.files.mkdir(place)
+            self.files.sync(place.parent)
 
     def write_journal(self, phase: Literal["staging", "committing"]) -> None:
         self.journal = self.journal.model_copy(update={"phase": phase})
@@ -281,8 +295,8 @@ class _Work:
         for _, target in self.targets():
             self.files.unlink(_beside(target, _OLD))
         for folder in self.journal.removed:
-            self.files.rmdir(self.root / folder / "__pycache__")
-            self.files.rmdir(self.root / folder)
+            self.files.rmdir(self.place("tree", f"{folder}/__pycache__"))
+            self.files.rmdir(self.place("tree", folder))
         self.close()
 
     def roll_back(self) -> None:
@@ -299,8 +313,8 @@ class _Work:
         if failed:
             raise failed
         for folder in reversed(self.journal.made):
-            self.files.rmdir(self.root / folder / "__pycache__")
-            self.files.rmdir(self.root / folder)
+            self.files.rmdir(self.place("tree", f"{folder}/__pycache__"))
+            self.files.rmdir(self.place("tree", folder))
         self.close()
 
     def _restore(self, edit: JournalEdit, target: Path) -> None:
@@ -363,6 +377,8 @@ def recover(root: Path, state_dir: Path, files: Files | None = None) -> str | No
     Refuses when somebody changed one of its files in the meantime.
     """
     files = files or Files()
+    if state_dir.is_symlink():
+        raise UnsafePath(f"{state_dir}: is a symbolic link")
     journal = interrupted(state_dir)
     if journal is None:
         if state_dir.is_dir():
