@@ -71,9 +71,13 @@ def needs_of(requirements: Path) -> Needs:
 def cache_root() -> Path:
     """The folder in the user's cache that holds everything this repository downloads or makes."""
     xdg = os.environ.get("XDG_CACHE_HOME", "")
-    home = os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
-    base = Path(xdg) if os.path.isabs(xdg) else Path(home) / ".cache"
-    return base / "vllm-kimi-eagle3"
+    if os.path.isabs(xdg):
+        return Path(xdg) / "vllm-kimi-eagle3"
+    try:
+        home = os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError as fault:
+        raise BootstrapError("you have no home folder; set HOME or XDG_CACHE_HOME") from fault
+    return Path(home) / ".cache" / "vllm-kimi-eagle3"
 
 
 def say(message: str) -> None:

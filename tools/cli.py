@@ -47,6 +47,7 @@ def run(app: typer.Typer, name: str) -> None:
     # through all installed packages for plugins of pydantic.
     gc.disable()
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    os.environ["GIT_PYTHON_REFRESH"] = "quiet"  # no git: that is said where git is needed
     if "--json" not in sys.argv:
         app()
         return
@@ -64,7 +65,7 @@ def run(app: typer.Typer, name: str) -> None:
 
 def execute(name: str, as_json: bool, job: Callable[[Progress], Report]) -> None:
     """Run ``job`` with a progress callback, print its report and leave with its exit code."""
-    from patchset.errors import PatchsetError
+    from patchset.errors import EnvironmentFault, PatchsetError
 
     try:
         with _progress(as_json) as progress:
@@ -72,6 +73,12 @@ def execute(name: str, as_json: bool, job: Callable[[Progress], Report]) -> None
     except PatchsetError as fault:
         _print_fault(name, fault, as_json)
         raise typer.Exit(fault.exit_code) from None
+    except OSError as fault:
+        place = os.fsdecode(fault.filename) if isinstance(fault.filename, str | bytes) else None
+        where = "the system refuses" if place is None else place
+        refusal = EnvironmentFault(f"{where}: {fault.strerror or fault}")
+        _print_fault(name, refusal, as_json)
+        raise typer.Exit(refusal.exit_code) from None
     except KeyboardInterrupt:
         _print_failure(name, "interrupted by the user", 130, "interrupted", as_json)
         raise typer.Exit(130) from None

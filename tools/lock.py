@@ -33,7 +33,7 @@ def lock(
     def job(progress: Progress) -> Report:
         from patchset.download import download
         from patchset.errors import IntegrityFault
-        from patchset.lock import compute_lock
+        from patchset.lock import compute_lock, write_whole
         from patchset.project import Project
         from patchset.report import LockReport, schema
         from patchset.source import open_source
@@ -51,7 +51,7 @@ def lock(
                 f"{path}: is stale", next_step=f"Write it with tools/lock.py --release {release}."
             )
         if not same:
-            path.write_text(text, encoding="utf-8")
+            write_whole(path, text)
         return LockReport(
             schema=schema("lock"),
             result="nothing-to-do" if same else "done",

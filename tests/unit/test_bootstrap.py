@@ -147,6 +147,17 @@ def test_bad_usage(cache: Path, tmp_path: Path, empty: Path) -> None:
     assert needs.free_bytes > 8e9
 
 
+def test_no_home_folder_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    with pytest.raises(bootstrap.BootstrapError, match="set HOME or XDG_CACHE_HOME"):
+        bootstrap.cache_root()
+
+
 def test_too_little_disk_is_said_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ def world(template: Path, tmp_path: Path) -> World:
     return World(root, Project(root))
 
 
-def run(world: World, *words: str, code: int = 0) -> str:
+def run(world: World, *words: str, code: int = 0, environ: dict[str, str] | None = None) -> str:
     """Run a tool; returns standard output (for a failure: standard error)."""
     found = subprocess.run(
         [sys.executable, *words],
@@ -35,7 +35,8 @@ def run(world: World, *words: str, code: int = 0) -> str:
         text=True,
         check=False,
         env={**os.environ, "COLUMNS": "80", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/nowhere"}
-        | {"XDG_CACHE_HOME": str(world.root / "cache")},
+        | {"XDG_CACHE_HOME": str(world.root / "cache")}
+        | (environ or {}),
     )
     assert found.returncode == code, found.stdout + found.stderr
     assert ("Traceback" in found.stderr) == (code == 1)
@@ -140,3 +141,69 @@ def test_help_names_the_exit_codes_and_imports_nothing_heavy(world: World, tool:
     loaded = run(world, "-c", code)
     for heavy in ("pydantic", "git", "unidiff", "installer", "requests", "pypi_simple", "patchset"):
         assert f"'{heavy}'" not in loaded
+
+
+@pytest.mark.parametrize("place", ["state", "journal", "series", "series.lock", "releases.toml"])
+def test_what_the_system_refuses_is_an_environment_failure(world: World, place: str) -> None:
+    """A folder where a file should be: refused to every user, also to root."""
+    tree = world.tree("source")
+    path = {
+        "state": tree / ".vllm-kimi-eagle3" / "state.json",
+        "journal": tree / ".vllm-kimi-eagle3" / "journal.json",
+        "series": world.patches / "series",
+        "series.lock": world.patches / "series.lock",
+        "releases.toml": world.patches.parent / "releases.toml",
+    }[place]
+    path.unlink(missing_ok=True)
+    path.mkdir(parents=True)
+    out = run(world, "tools/apply.py", str(tree), "--status", code=5)
+    assert out.startswith(f"failed: {path}: ")
+    assert out.count("\n") == 1
+    found = document(run(world, "tools/apply.py", str(tree), "--json", "--status", code=5))
+    assert found["error"]["kind"] == "environment"
+
+
+def test_without_git_only_what_needs_it_fails(world: World) -> None:
+    tree = str(world.tree("checkout"))
+    alone = {"PATH": str(world.root / "nothing")}
+    out = run(world, "tools/apply.py", tree, "--commit", code=5, environ=alone)
+    assert "git cannot be run" in out
+    assert "state: pristine" in run(world, "tools/apply.py", tree, "--status", environ=alone)
+    (Path(tree) / "vllm" / "alpha.py").write_bytes(b"edited\n")
+    out = run(world, "tools/apply.py", tree, "--status", code=5, environ=alone)
+    assert "git, which could tell the release, cannot be run" in out
+    named = ("tools/apply.py", tree, "--status", "--release", VERSION)
+    assert "state: foreign" in run(world, *named, environ=alone)
+
+
+def test_a_folder_that_is_gone(world: World) -> None:
+    tool = str(world.root / "tools" / "apply.py")
+    gone = world.root / "gone"
+    code = f"import os, sys; os.mkdir({str(gone)!r}); os.chdir({str(gone)!r}); os.rmdir('.')"
+    code = code.replace("os.rmdir('.')", f"os.rmdir({str(gone)!r})")
+    code += f"; os.execv(sys.executable, [sys.executable, {tool!r}, '.', '--status'])"
+    assert run(world, "-c", code, code=2).startswith("bad usage: ")
+
+
+def test_a_python_that_answers_nonsense(world: World) -> None:
+    python = world.root / "python"
+    for answer in ('{"origin": 3, "copies": []}', '{"origin": null, "copies": [3]}', "[]"):
+        python.write_text(f"#!/bin/sh\necho '{answer}'\n")
+        python.chmod(0o755)
+        out = run(world, "tools/apply.py", str(python), "--status", code=2)
+        assert "is not a Python interpreter" in out
+
+
+def test_a_lock_that_cannot_be_written_is_left_as_it_was(world: World) -> None:
+    path = world.patches / "series.lock"
+    old = path.read_bytes()
+    path.write_bytes(old + b"\n")
+    code = "import os, resource as r; r.setrlimit(r.RLIMIT_FSIZE, (99, 99)); "
+    code += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); import runpy, sys; "
+    code += f"sys.argv = ['lock', '--release', '{VERSION}', '--source', '{world.wheel.name}']; "
+    code += "sys.path.insert(0, 'tools'); sys.dont_write_bytecode = True; "
+    code += "runpy.run_path('tools/lock.py', run_name='__main__')"
+    before = sorted(world.patches.iterdir())
+    assert "failed: " in run(world, "-c", code, code=5)
+    assert path.read_bytes() == old + b"\n"
+    assert sorted(world.patches.iterdir()) == before

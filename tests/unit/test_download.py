@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -69,12 +71,54 @@ def test_no_network_is_said(world: World, index: Path, monkeypatch: pytest.Monke
         download(sdist)
 
 
+@pytest.mark.parametrize(
+    ("status", "kind", "body"),
+    [
+        (404, "text/html", b""),
+        (200, "text/html", b"<!DOCTYPE html><title>none</title>"),
+        (200, "image/png", b""),
+        (200, "application/vnd.pypi.simple.v1+json", b"{}"),
+        (200, "application/vnd.pypi.simple.v1+json", b'{"meta": {"api-version": "9.0"}}'),
+        (200, "application/vnd.pypi.simple.v1+json", b"{"),
+    ],
+)
+def test_an_index_without_the_sdist(
+    world: World,
+    index: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    kind: str,
+    body: bytes,
+) -> None:
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        sdist = pin(world).model_copy(update={"kind": "sdist", "file": "vllm-9.9.0.tar.gz"})
+        with pytest.raises(EnvironmentFault, match=r"vllm-9\.9\.0\.tar\.gz could not be fetched"):
+            download(sdist)
+        server.shutdown()
+        thread.join()
+
+
 def test_an_unwritable_cache_is_said(
     world: World, index: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(EnvironmentFault, match="cannot be written"):
+    with pytest.raises(EnvironmentFault, match="cannot be used"):
         download(pin(world))
 
 

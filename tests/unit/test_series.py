@@ -70,6 +70,10 @@ def _link(folder: Path) -> None:
         (_edit("0001-first-change.patch", lambda text: text.split("diff")[0]), "no 'diff"),
         (_edit("0001-first-change.patch", lambda text: text.replace("From: ", "X: ")), "From"),
         (
+            _edit("0001-first-change.patch", lambda text: text.replace("first", "=?nope?q?a?=")),
+            "Subject: line cannot be decoded",
+        ),
+        (
             _edit("0001-first-change.patch", lambda text: text.replace("alpha.py", "_version.py")),
             "written by the build",
         ),

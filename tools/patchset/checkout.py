@@ -35,8 +35,10 @@ class Checkout:
         self.root = root
         try:
             self._repo = Repo(root)
+            if not self._succeeds("rev-parse", "--verify", "HEAD"):
+                raise Refused(f"{root}: has no commit yet")
         except GitCommandNotFound as fault:
-            raise EnvironmentFault("git is not installed; --commit needs it") from fault
+            raise EnvironmentFault("git cannot be run, and --commit needs it") from fault
         except GitError as fault:
             raise Refused(f"{root}: is not a git checkout that git can open: {fault}") from fault
 
@@ -196,8 +198,6 @@ class Checkout:
             blob = self._repo.commit(commit).tree / path
         except KeyError:
             return None
-        except ValueError as fault:
-            raise Refused(f"{self.root}: has no commit yet") from fault
         data: bytes = blob.data_stream.read()
         return data
 

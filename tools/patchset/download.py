@@ -45,9 +45,9 @@ def download(artifact: Artifact, progress: Progress | None = None) -> Path:
     :class:`IntegrityFault` when the index serves something else under that name.
     """
     target = cached(artifact)
-    if target.is_file() and _matches(target, artifact, progress):
-        return target
     try:
+        if target.is_file() and _matches(target, artifact, progress):
+            return target
         target.parent.mkdir(parents=True, exist_ok=True)
         for left in target.parent.glob(".partial-*"):  # by a killed run; a live one is younger
             if time.time() - left.stat().st_mtime > 86_400:
@@ -74,7 +74,7 @@ def download(artifact: Artifact, progress: Progress | None = None) -> Path:
             os.replace(found, target)
     except OSError as fault:
         raise EnvironmentFault(
-            f"{target.parent}: cannot be written: {fault.strerror or fault}",
+            f"{target.parent}: cannot be used: {fault.strerror or fault}",
             next_step="Make room there, or set XDG_CACHE_HOME to another folder.",
         ) from fault
     return target
@@ -126,7 +126,12 @@ def _reason(lines: list[str], code: int) -> str:
 
 
 def _fetch_sdist(artifact: Artifact, folder: Path, progress: Progress | None) -> None:
-    from pypi_simple import PYPI_SIMPLE_ENDPOINT, PyPISimple
+    from pypi_simple import (
+        PYPI_SIMPLE_ENDPOINT,
+        NoSuchProjectError,
+        PyPISimple,
+        UnsupportedRepoVersionError,
+    )
     from requests import RequestException, Session
 
     session = Session()
@@ -135,8 +140,11 @@ def _fetch_sdist(artifact: Artifact, folder: Path, progress: Progress | None) ->
     address = _index_address() or PYPI_SIMPLE_ENDPOINT
     try:
         with PyPISimple(address, session=session) as index:
-            page = index.get_project_page(artifact.project, timeout=60)
-            found = [item for item in page.packages if item.filename == artifact.file]
+            try:
+                page = index.get_project_page(artifact.project, timeout=60)
+                found = [item for item in page.packages if item.filename == artifact.file]
+            except NoSuchProjectError:
+                found = []
             if not found:
                 raise EnvironmentFault(
                     f"{artifact.file} could not be fetched: the package index does not have it",
@@ -154,6 +162,12 @@ def _fetch_sdist(artifact: Artifact, folder: Path, progress: Progress | None) ->
         raise EnvironmentFault(
             f"{artifact.file} could not be fetched: the package index cannot be reached "
             f"({type(fault).__name__})",
+            next_step=_step(artifact),
+        ) from fault
+    except (ValueError, UnsupportedRepoVersionError) as fault:
+        raise EnvironmentFault(
+            f"{artifact.file} could not be fetched: the package index gives no answer "
+            f"that can be read ({type(fault).__name__})",
             next_step=_step(artifact),
         ) from fault
 

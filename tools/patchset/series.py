@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from email.errors import MessageError
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -242,6 +243,11 @@ def load_patch(path: Path) -> Patch:
             raise IntegrityFault(
                 f"{path.name}: has no {name}: line; write it with git format-patch"
             )
+    for name in ("From", "Subject"):
+        try:
+            _decode(headers[name])
+        except (LookupError, ValueError, MessageError) as fault:
+            raise IntegrityFault(f"{path.name}: the {name}: line cannot be decoded") from fault
     for name, value in pairs:
         plain = _PLAIN.get(name.lower())
         if plain and not plain.fullmatch(value.strip().lower()):

@@ -141,7 +141,12 @@ def release_of(tree: Tree, project: Project, named: str | None = None) -> Releas
     version = version_of(tree)
     found = _pin(project, version)
     if found is None and tree.kind == "checkout":
-        found = _by_checksums(tree, project) or _by_tag(tree, project)
+        found = _by_checksums(tree, project)
+        try:
+            found = found or _by_tag(tree, project)
+        except EnvironmentFault:
+            if wanted is None:
+                raise
     if wanted is None:
         if found is None:
             known = ", ".join(item.version for item in project.releases.release)
@@ -210,12 +215,21 @@ def _by_checksums(tree: Tree, project: Project) -> Release | None:
 def _by_tag(tree: Tree, project: Project) -> Release | None:
     import subprocess
 
-    answer = subprocess.run(
-        ["git", "-C", str(tree.root), "tag", "--points-at", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    step = "Say the release with --release."
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(tree.root), "tag", "--points-at", "HEAD"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            env={**os.environ, "LC_ALL": "C", "LANGUAGE": "C"},
+        )
+    except OSError as fault:
+        raise EnvironmentFault(
+            f"{tree.root}: git, which could tell the release, cannot be run: {fault.strerror}",
+            next_step=step,
+        ) from fault
     tags = answer.stdout.split()
     return next((item for item in project.releases.release if item.tag in tags), None)
 
@@ -259,6 +273,8 @@ def _environment(python: Path) -> Tree:
         )
         found = json.loads(answer.stdout.splitlines()[-1])
         origin, copies = found["origin"], found["copies"]
+        if not all(isinstance(item, str) for item in [origin or "", *copies]):
+            raise TypeError(found)
     except (OSError, ValueError, LookupError, TypeError, subprocess.TimeoutExpired) as fault:
         raise UsageFault(f"{python}: is not a Python interpreter that runs here") from fault
     if origin is None:
