@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import typer
@@ -48,6 +49,15 @@ def run(app: typer.Typer, name: str) -> None:
     gc.disable()
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     os.environ["GIT_PYTHON_REFRESH"] = "quiet"  # no git: that is said where git is needed
+    for stream in (sys.stdout, sys.stderr):
+        # A name that cannot be printed as it is must not lose the rest of the line.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    with _printing():
+        _parse(app, name)
+
+
+def _parse(app: typer.Typer, name: str) -> None:
     if "--json" not in sys.argv:
         app()
         return
@@ -65,6 +75,11 @@ def run(app: typer.Typer, name: str) -> None:
 
 def execute(name: str, as_json: bool, job: Callable[[Progress], Report]) -> None:
     """Run ``job`` with a progress callback, print its report and leave with its exit code."""
+    with _printing():
+        _execute(name, as_json, job)
+
+
+def _execute(name: str, as_json: bool, job: Callable[[Progress], Report]) -> None:
     from patchset.errors import EnvironmentFault, PatchsetError
 
     try:
@@ -89,7 +104,7 @@ def execute(name: str, as_json: bool, job: Callable[[Progress], Report]) -> None
         _print_failure(name, message, 1, "unexpected", as_json)
         raise typer.Exit(1) from None
     if as_json:
-        print(report.model_dump_json(by_alias=True, indent=2))
+        _print_json(report)
     else:
         for line in getattr(report, "lines", list)():
             say(line)
@@ -102,11 +117,34 @@ def say(text: str, *, error: bool = False) -> None:
     print(text, file=sys.stderr if error else sys.stdout)
 
 
+@contextmanager
+def _printing() -> Iterator[None]:
+    """Say in a line that the output cannot be written; the work itself is over by then."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout:
+                sys.stdout.flush()
+    except OSError as fault:
+        with suppress(OSError):
+            say(f"failed: the output cannot be written: {fault.strerror}", error=True)
+        # Python flushes once more at its end, and would complain again.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        sys.exit(5)
+
+
+def _print_json(report: Report) -> None:
+    # Not model_dump_json: it takes no name that is not UTF-8.
+    print(json.dumps(report.model_dump(mode="python", by_alias=True), indent=2))
+
+
 def _print_fault(name: str, fault: PatchsetError, as_json: bool) -> None:
     if as_json:
         from patchset.report import error_report
 
-        print(error_report(name, fault).model_dump_json(by_alias=True, indent=2))
+        _print_json(error_report(name, fault))
         return
     step = f" {fault.next_step}" if fault.next_step else ""
     end = "" if fault.message.endswith((".", "!", "?")) else "."

@@ -207,3 +207,47 @@ def test_a_lock_that_cannot_be_written_is_left_as_it_was(world: World) -> None:
     assert "failed: " in run(world, "-c", code, code=5)
     assert path.read_bytes() == old + b"\n"
     assert sorted(world.patches.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding"), [(b"n\xff", "utf-8"), ("\u00f1 \u00f6".encode(), "ascii")]
+)
+def test_names_that_cannot_be_printed(world: World, name: bytes, encoding: str) -> None:
+    tree = world.tree("source", os.fsdecode(name))
+    tool = ("tools/apply.py", str(tree))
+    environ = {"PYTHONIOENCODING": encoding}
+    assert last(run(world, *tool, environ=environ)).startswith("done and verified: ")
+    found = document(run(world, *tool, "--status", "--json", environ=environ))
+    assert found["tree"] == str(tree)
+    (tree / "vllm" / "alpha.py").write_bytes(b"edited\n")
+    assert "is foreign" in run(world, *tool, code=3, environ=environ)
+    found = document(run(world, *tool, "--json", code=3, environ=environ))
+    assert str(tree) in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "more"),
+    [
+        ("pipe", []),
+        ("pipe", ["--json"]),
+        ("full", []),
+        ("full", ["--json"]),
+        ("full", ["--help"]),
+        ("full", ["--nonsense", "--json"]),
+    ],
+)
+def test_output_that_cannot_be_written(world: World, broken: str, more: list[str]) -> None:
+    tree = world.tree("source")
+    command = [sys.executable, str(world.root / "tools" / "apply.py"), str(tree), *more]
+    if broken == "full":
+        out = os.open("/dev/full", os.O_WRONLY)
+    else:
+        end, out = os.pipe()
+        os.close(end)
+    done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(out)
+    assert done.returncode == 5
+    assert done.stderr.startswith("failed: the output cannot be written: ")
+    assert done.stderr.count("\n") == 1
+    written = (tree / ".vllm-kimi-eagle3" / "state.json").exists()
+    assert written == (more in ([], ["--json"]))

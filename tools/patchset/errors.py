@@ -8,7 +8,8 @@ code  meaning
 2     bad usage: unknown option, contradictory options, a path that does not exist
 3     refused: the tree, wheel or series is not what the job needs; nothing was changed
 4     integrity: a checksum, lock, archive or record is not what it must be; nothing was changed
-5     environment: no network, no permission, no space, a missing program; nothing was changed
+5     environment: no network, no permission, no space, a missing program; nothing was changed,
+      unless the message says that it is the output that cannot be written
 ====  ==========================================================================================
 """
 
