@@ -8,7 +8,7 @@ PYTHON := $(shell for p in python3.12 python3.11 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& echo $$p && break; done)
 endif
-BOOTSTRAP = $(PYTHON) tools/bootstrap.py
+BOOTSTRAP = "$(PYTHON)" tools/bootstrap.py
 # Prints the path of an environment's Python, after making the environment if need be.
 env = $(BOOTSTRAP) env requirements/$(1).txt
 
@@ -24,43 +24,43 @@ help: ## Show this list
 	|| sed -n 's/^\([a-z-]*\):.*## /  \1: /p' Makefile
 
 demo: python ## The whole job on this machine's CPU: stock errors, patched wheel, served drafter
-	@py=$$($(call env,tools)) && exec $$py tools/demo.py --release $(RELEASE) $(ARGS)
+	@py=$$($(call env,tools)) && exec "$$py" tools/demo.py --release $(RELEASE) $(ARGS)
 
 test: python lint ## Lint, types, unit tests, pinned sources, the real engine on a CPU
-	@py=$$($(call env,dev)) && exec $$py -m pytest tests/unit tests/trees tests/engine \
+	@py=$$($(call env,dev)) && exec "$$py" -m pytest tests/unit tests/trees tests/engine \
 	-m 'not slow and not gpu' -rs $(ARGS)
 
 test-all: python lint ## The same, and what takes longer
-	@py=$$($(call env,dev)) && exec $$py -m pytest tests/unit tests/trees tests/engine \
+	@py=$$($(call env,dev)) && exec "$$py" -m pytest tests/unit tests/trees tests/engine \
 	-m 'not gpu' -rs $(ARGS)
 
 wheel: python ## Official CUDA wheel in, patched wheel out, in dist/; no GPU needed
-	@py=$$($(call env,tools)) && exec $$py tools/build_wheel.py --release $(RELEASE) $(ARGS)
+	@py=$$($(call env,tools)) && exec "$$py" tools/build_wheel.py --release $(RELEASE) $(ARGS)
 
 bench: python ## What the tools cost against doing the same by hand
-	@py=$$($(call env,dev)) && exec $$py tools/bench.py --release $(RELEASE) $(ARGS)
+	@py=$$($(call env,dev)) && exec "$$py" tools/bench.py --release $(RELEASE) $(ARGS)
 
 lint: python ## Style and types of our own code
-	@py=$$($(call env,dev)) && $$py -m ruff check . && $$py -m ruff format --check . \
-	&& $$py -m mypy
+	@py=$$($(call env,dev)) && "$$py" -m ruff check . && "$$py" -m ruff format --check . \
+	&& "$$py" -m mypy
 
 lock: python ## Write requirements/*.txt anew from requirements/*.in
 	@py=$$($(call env,dev)) && cd requirements && for name in tools dev engine-0.16.0; do \
 	case $$name in engine-0.16.0) before='--exclude-newer 2026-04-10';; *) before=;; esac; \
 	echo "requirements/$$name.txt"; \
-	$$py -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	"$$py" -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-annotate --no-header $$before $(addprefix --no-emit-package ,$(FOREIGN)) $(ARGS) \
 	$$name.in --output-file $$name.txt || exit; done
 
 series-lock: python ## Write the release's series.lock anew
-	@py=$$($(call env,tools)) && exec $$py tools/lock.py --release $(RELEASE) $(ARGS)
+	@py=$$($(call env,tools)) && exec "$$py" tools/lock.py --release $(RELEASE) $(ARGS)
 
 table: python ## Write the README's fault table anew
-	@py=$$($(call env,tools)) && exec $$py tools/fault_table.py --write
+	@py=$$($(call env,tools)) && exec "$$py" tools/fault_table.py --write
 
 clean: python ## Remove environments that the present requirements no longer ask for
 	@$(BOOTSTRAP) clean $(ARGS)
 
 python:
-	@test -n '$(PYTHON)' || { echo 'make: no Python 3.11, 3.12 or 3.13 found; install one,' \
+	@command -v "$(PYTHON)" >/dev/null || { echo 'make: no Python 3.11, 3.12 or 3.13 found; install one,' \
 	'or name it: make PYTHON=/path/to/python3.12' >&2; exit 2; }

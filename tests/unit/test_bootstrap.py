@@ -158,6 +158,31 @@ def test_no_home_folder_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         bootstrap.cache_root()
 
 
+def make(python: Path, target: str) -> subprocess.CompletedProcess[str]:
+    command = ["make", "-s", target, f"PYTHON={python}", "RELEASE=1.0", "ARGS="]
+    return subprocess.run(command, cwd=bootstrap.ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "wheel", "bench", "lock", "series-lock"])
+def test_make_takes_paths_with_spaces(tmp_path: Path, target: str) -> None:
+    """Also test-all, lint and table, which are written in the same way."""
+    python = tmp_path / "a b" / "python"
+    python.parent.mkdir()
+    # Plays the Python that runs the bootstrap, and the one that the bootstrap prints.
+    python.write_text('#!/bin/sh\ncase "$2" in env) echo "$0";; *) echo "ran $*";; esac\n')
+    python.chmod(0o755)
+    done = make(python, target)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ran " in done.stdout
+
+
+def test_make_says_which_python_it_needs(tmp_path: Path) -> None:
+    for python in (tmp_path / "none", Path("none-of-this-name")):
+        done = make(python, "table")
+        assert done.returncode == 2
+        assert done.stderr.startswith("make: no Python 3.11, 3.12 or 3.13 found; install one,")
+
+
 def test_too_little_disk_is_said_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
