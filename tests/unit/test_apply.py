@@ -168,6 +168,22 @@ def test_a_tree_patched_with_git_am_can_be_reversed(world: World) -> None:
     assert package(root) == PRISTINE
 
 
+def test_a_tree_patched_with_git_am_alone_is_told_of_the_overlay(world: World) -> None:
+    root = world.tree("checkout", "a tree")
+    git(root, "am", "-q", *(str(path) for path in sorted(world.patches.glob("*.patch"))))
+    for attempt in (apply, reverse):
+        with pytest.raises(Refused, match="partial") as caught:
+            attempt(world, root)
+    command = str(caught.value.next_step).partition(": ")[2]
+    assert command.startswith("cp -r overlay/")
+    subprocess.run(command, shell=True, check=True, cwd=world.root)
+    assert apply(world, root).result == "nothing-to-do"
+    git(root, "checkout", "-q", "HEAD~1")
+    with pytest.raises(Refused, match="partial") as caught:
+        apply(world, root)
+    assert "cp" not in str(caught.value.next_step)
+
+
 def test_record_lists_what_is_there(world: World) -> None:
     root = world.tree("install")
     apply(world, root)
@@ -363,8 +379,9 @@ def test_a_cut_series_is_not_applied_where_another_file_was_edited(world: World,
     assert (verdict.state, verdict.digest) == ("foreign", None)
     assert path in verdict.explanation
     before = facts(root)
-    with pytest.raises(Refused, match=path):
-        apply(world, root)
+    for attempt in (apply, reverse):
+        with pytest.raises(Refused, match=path):
+            attempt(world, root)
     assert facts(root) == before
 
 

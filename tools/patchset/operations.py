@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -221,12 +222,10 @@ def _plan(job: _Job, verdict: Verdict) -> list[Change]:
             else "Run --reverse first.",
         )
     if verdict.state != "pristine":
-        known = verdict.record is not None and is_current(verdict.record, job.tree)
         raise Refused(
             f"{where}: is {verdict.state}: {verdict.explanation}",
-            next_step="Run --reverse first."
-            if known
-            else f"Start from unmodified files of vLLM {job.release.version}.",
+            next_step=_overlay_advice(job, verdict)
+            or f"Start from unmodified files of vLLM {job.release.version}.",
         )
     found = changes(job.series.forward(job.tree.read), job.tree.read)
     for change in found:
@@ -235,8 +234,18 @@ def _plan(job: _Job, verdict: Verdict) -> list[Change]:
     return found
 
 
+def _overlay_advice(job: _Job, verdict: Verdict) -> str | None:
+    """What is left to do after ``git am``, if that is all that the tree lacks."""
+    missing = {item.path for item in verdict.files if item.found != item.expected}
+    if verdict.state != "partial" or not missing <= {item.path for item in job.series.overlay}:
+        return None
+    source, target = f"overlay/{job.release.directory}/.", shlex.quote(str(job.tree.root))
+    return f"Only overlay files are missing; copy them: cp -r {source} {target}"
+
+
 def _plan_reverse(job: _Job, verdict: Verdict) -> tuple[list[Edit], tuple[str, ...]]:
     tree, record = job.tree, verdict.record
+    undo = "Undo those edits first, or restore the files from their origin."
     if verdict.journal:
         raise Refused(
             f"{tree.root}: {verdict.explanation}",
@@ -245,6 +254,9 @@ def _plan_reverse(job: _Job, verdict: Verdict) -> tuple[list[Edit], tuple[str, .
     if record is not None and is_current(record, tree):
         edits = reverse_edits(tree, record)
         planned = {edit.path: digest(edit.content) for edit in edits if edit.base == "tree"}
+        for file in verdict.files:
+            if file.state == "foreign" and file.path not in planned:
+                raise Refused(f"{tree.root}: {file.path} {file.problem}", next_step=undo)
         for path, entry in job.lock.paths.items():
             after = planned[path] if path in planned else digest(tree.read(path))
             if after != entry.before:
@@ -256,7 +268,7 @@ def _plan_reverse(job: _Job, verdict: Verdict) -> tuple[list[Edit], tuple[str, .
         if item.path not in job.lock.paths and digest(tree.read(item.path)) not in known:
             raise Refused(
                 f"{tree.root}: {item.path} was edited after the patch set was applied",
-                next_step="Undo those edits first, or restore the file from its origin.",
+                next_step=undo,
             )
     if verdict.state == "applied" and tree.read_info(PROVENANCE):
         raise Refused(
@@ -266,7 +278,7 @@ def _plan_reverse(job: _Job, verdict: Verdict) -> tuple[list[Edit], tuple[str, .
     if verdict.state != "applied":
         raise Refused(
             f"{tree.root}: is {verdict.state}, so it cannot be reversed: {verdict.explanation}",
-            next_step="Undo those edits first, or restore the files from their origin.",
+            next_step=_overlay_advice(job, verdict) or undo,
         )
     found = changes(job.series.backward(tree.read), tree.read)
     for change in found:
