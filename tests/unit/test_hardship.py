@@ -73,6 +73,13 @@ def test_a_disk_that_fills_up_at_any_point(world: World, small_disk: Path, actio
     assert state == ("applied" if action == "apply" else "pristine")
 
 
+class Plain(Files):
+    """A file system without hard links."""
+
+    def link(self, old: Path, new: Path) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted", str(old))
+
+
 def as_nobody(work: Callable[[], object]) -> int:
     def drop() -> None:
         os.setgid(NOBODY)
@@ -146,6 +153,61 @@ def test_read_only_files_keep_their_mode(world: World) -> None:
     assert facts(root) == start
 
 
+def modes(root: Path) -> dict[str, int]:
+    return {
+        path.relative_to(root).as_posix(): stat.S_IMODE(path.stat().st_mode)
+        for path in root.rglob("*")
+    }
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_private_umask_makes_no_private_files(world: World, links: bool) -> None:
+    files = Files() if links else Plain()
+    root = world.tree("install")
+    before = modes(root)
+    old = os.umask(0o077)
+    try:
+        run(world, root, "apply", files)
+        applied = modes(root)
+        run(world, root, "reverse", files)
+    finally:
+        os.umask(old)
+    new = {name: mode for name, mode in applied.items() if name not in before}
+    assert new == {
+        ".vllm-kimi-eagle3": 0o755,
+        ".vllm-kimi-eagle3/state.json": 0o644,
+        "vllm/extra": 0o755,
+        "vllm/extra/over.py": 0o644,
+        "vllm/sub/deep": 0o755,
+        "vllm/sub/deep/new.py": 0o644,
+    }
+    assert before.items() >= applied.items() - new.items()
+    assert modes(root) == before
+
+
+@root_only
+@pytest.mark.parametrize("links", [True, False])
+def test_root_leaves_nothing_of_its_own_in_a_users_tree(
+    world: World, lent: Path, links: bool
+) -> None:
+    files = Files() if links else Plain()
+    for action in ("apply", "reverse"):
+        run(world, lent, action, files)
+        assert {path.stat().st_uid for path in lent.rglob("*")} == {NOBODY}
+        assert {path.stat().st_gid for path in lent.rglob("*")} == {NOBODY}
+    run(world, lent, "apply")
+    assert as_nobody(lambda: run(world, lent, "reverse")) == 0
+
+
+def test_an_owner_that_cannot_be_given_is_no_obstacle(world: World) -> None:
+    class Contained(Files):
+        def set_owner(self, path: Path, uid: int, gid: int) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument", str(path))
+
+    root = world.tree("source")
+    assert run(world, root, "apply", Contained()).result == "done"
+
+
 @root_only
 @pytest.mark.parametrize("name", ["alpha.py", "beta.py", "gone.py", "sub/gamma.py"])
 def test_a_file_that_not_even_root_may_replace(world: World, name: str) -> None:
@@ -164,10 +226,6 @@ def test_a_file_that_not_even_root_may_replace(world: World, name: str) -> None:
 
 
 def test_where_there_are_no_hard_links(world: World) -> None:
-    class Plain(Files):
-        def link(self, old: Path, new: Path) -> None:
-            raise OSError(errno.EPERM, "Operation not permitted", str(old))
-
     root = world.tree("source")
     start = facts(root)
     run(world, root, "apply", Plain())

@@ -17,6 +17,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ _NEW = ".kimi-eagle3-new"
 _OLD = ".kimi-eagle3-old"
 
 STATE = "state.json"
+NEW_MODE = 0o644  # of a file that was not there before
 
 NotedPath = Annotated[str, AfterValidator(noted_path)]
 
@@ -216,12 +218,10 @@ class Transaction:
         status = target.stat() if edit.before is not None else None
         if edit.content is not None:
             self.files.create(new, edit.content)
-            if status is not None:
-                with contextlib.suppress(PermissionError):  # only root may give files away
-                    self.files.set_owner(new, status.st_uid, status.st_gid)
-            mode = edit.mode if edit.mode is not None else status and status.st_mode & 0o7777
-            if mode is not None:
-                self.files.set_mode(new, mode)
+            mode = edit.mode
+            if mode is None:
+                mode = NEW_MODE if status is None else status.st_mode & 0o7777
+            work.settle(new, mode, status)
             mtime = edit.mtime_ns
             if mtime is None and status is not None:
                 mtime = _distinct_mtime(status, new.stat())
@@ -238,7 +238,7 @@ class Transaction:
                     raise
                 assert edit.before is not None
                 self.files.create(old, edit.before)
-                self.files.set_mode(old, status.st_mode & 0o7777)
+                work.settle(old, status.st_mode & 0o7777, status)
                 self.files.set_mtime(old, status.st_mtime_ns)
                 self.files.sync(old)
 
@@ -259,14 +259,32 @@ class _Work:
         for edit in self.journal.edits:
             yield edit, self.place(edit.base, edit.path)
 
+    def settle(self, path: Path, mode: int, like: os.stat_result | None = None) -> None:
+        """Give a new file the owner of ``like``, or else of the folder it is in, and its mode.
+
+        Neither who runs this nor their umask may decide who can read the tree.
+        """
+        like = like or path.parent.stat()
+        try:
+            self.files.set_owner(path, like.st_uid, like.st_gid)
+        except OSError as fault:
+            # Only root may give files away, and not to an owner that has no number here.
+            if fault.errno not in (errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOTSUP):
+                raise
+        self.files.set_mode(path, mode)
+
+    def make_folder(self, path: Path) -> None:
+        self.files.mkdir(path)
+        self.settle(path, 0o755 | path.parent.stat().st_mode & stat.S_ISGID)
+
     def begin(self) -> None:
         if not self.state_dir.is_dir():
-            self.files.mkdir(self.state_dir)
+            self.make_folder(self.state_dir)
             self.files.sync(self.state_dir.parent)
         self.write_journal("staging")
         for folder in self.journal.made:
             place = self.place("tree", folder)
-            self.files.mkdir(place)
+            self.make_folder(place)
             self.files.sync(place.parent)
 
     def write_journal(self, phase: Literal["staging", "committing"]) -> None:
@@ -276,6 +294,7 @@ class _Work:
         new = _beside(path, _NEW)
         self.files.unlink(new)
         self.files.create(new, text.encode())
+        self.settle(new, NEW_MODE)
         self.files.sync(new)
         self.files.rename(new, path)
         self.files.sync(self.state_dir)
