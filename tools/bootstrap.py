@@ -193,13 +193,15 @@ def _once(target: Path, described: dict[str, str], build: Callable[[], None]) ->
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _lock(target, wait=True):
-            if _read_marker(target) and _works(python):
+            marker = _read_marker(target)
+            if marker and _works(python) and _is_whole(target, marker):
                 os.utime(target / MARKER)
                 return python
             _remove(target)
             build()
             temporary = target / (MARKER + ".tmp")
-            temporary.write_text(json.dumps(described) + "\n")
+            holds = sorted(_installed(target))
+            temporary.write_text(json.dumps({**described, "holds": holds}) + "\n")
             temporary.replace(target / MARKER)
             return python
     except OSError as fault:
@@ -223,7 +225,7 @@ def _lock(target: Path, wait: bool) -> Iterator[None]:
         yield
 
 
-def _read_marker(home: Path) -> dict[str, str]:
+def _read_marker(home: Path) -> dict[str, object]:
     try:
         marker = json.loads((home / MARKER).read_text())
     except (OSError, ValueError):
@@ -237,6 +239,20 @@ def _works(python: Path) -> bool:
         return subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
     except OSError:
         return False
+
+
+def _installed(home: Path) -> set[str]:
+    """What stands in its site-packages: one or more folders and files for each package."""
+    try:
+        return set(os.listdir(_site_packages(home))) - {"__pycache__"}
+    except FileNotFoundError:
+        return set()
+
+
+def _is_whole(home: Path, marker: dict[str, object]) -> bool:
+    """Whether nothing that was installed is gone. Older markers do not tell what that was."""
+    holds = marker.get("holds", [])
+    return isinstance(holds, list) and _installed(home).issuperset(holds)
 
 
 def _make_venv(interpreter: Path, target: Path, pip: bool) -> None:

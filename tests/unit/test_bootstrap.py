@@ -6,6 +6,7 @@ import base64
 import gc
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -81,6 +82,40 @@ def test_an_environment_is_made_once_and_again_when_half_built(cache: Path, empt
     assert third.stdout == first.stdout
     assert "making the environment" in third.stderr
     assert not left.exists()
+
+
+@pytest.mark.parametrize("gone", ["pip", "pip-*.dist-info"])
+def test_an_environment_that_lost_a_package_is_made_again(
+    cache: Path, empty: Path, gone: str
+) -> None:
+    python = Path(call(cache, "env", empty).stdout.strip())
+    [place] = bootstrap.site_packages(python).glob(gone)
+    shutil.rmtree(place)
+    assert "making the environment" in call(cache, "env", empty).stderr
+    assert place.exists()
+
+
+def test_a_layer_that_lost_its_wheel_is_made_again(
+    cache: Path, empty: Path, tmp_path: Path
+) -> None:
+    wheel = make_wheel(tmp_path)
+    python = Path(call(cache, "layer", empty, wheel).stdout.strip())
+    (bootstrap.site_packages(python) / "tiny.py").unlink()
+    assert "installing tiny" in call(cache, "layer", empty, wheel).stderr
+
+
+def test_what_was_added_and_what_an_older_marker_does_not_tell_is_no_loss(
+    cache: Path, empty: Path
+) -> None:
+    python = Path(call(cache, "env", empty).stdout.strip())
+    added = bootstrap.site_packages(python) / "added.py"
+    added.touch()
+    assert call(cache, "env", empty).stderr == ""
+    marker = python.parent.parent / bootstrap.MARKER
+    marker.write_text('{"requirements": "empty.txt", "sha256": "0"}\n')
+    assert call(cache, "env", empty).stderr == ""
+    added.unlink()
+    marker.unlink()
 
 
 def test_a_layer_has_its_wheel_and_sees_the_base(cache: Path, empty: Path, tmp_path: Path) -> None:
