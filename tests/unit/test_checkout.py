@@ -141,3 +141,28 @@ def test_what_the_user_staged_is_no_leftover(world: World) -> None:
     path.write_bytes(patched)
     assert commit(root, world).result == "nothing-to-do"
     assert git(root, "show", ":vllm/beta.py") == b"staged = 1\n"
+
+
+def test_a_repository_of_another_user_is_said_to_be_that(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = world.tree("checkout")
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", "/dev/null")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    with pytest.raises(EnvironmentFault, match="belongs to another user") as fault:
+        commit(root, world)
+    assert f"--add safe.directory {root}" in str(fault.value.next_step)
+    (root / "vllm" / "alpha.py").write_bytes(b"edited\n")
+    with open_tree(root) as tree:
+        with pytest.raises(EnvironmentFault, match="belongs to another user"):
+            operations.inspect(tree, world.project)
+        assert operations.inspect(tree, world.project, VERSION).verdict.state == "foreign"
+
+
+def test_a_repository_without_a_commit_is_refused(world: World) -> None:
+    root = world.tree("source")
+    git(root, "init", "-q")
+    with pytest.raises(Refused, match="has no commit yet"):
+        commit(root, world)

@@ -14,6 +14,7 @@ from git.exc import GitCommandError, GitCommandNotFound, GitError
 from patchset.errors import EnvironmentFault, Refused, UsageFault
 from patchset.lock import SeriesLock, digest
 from patchset.series import MODE, OVERLAY, Patch, Series
+from patchset.tree import require_trust
 
 # Set when these tools run inside a git hook; they would point git at the wrong repository.
 _FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX")
@@ -35,8 +36,11 @@ class Checkout:
         self.root = root
         try:
             self._repo = Repo(root)
-            if not self._succeeds("rev-parse", "--verify", "HEAD"):
-                raise Refused(f"{root}: has no commit yet")
+            answer = self._try("rev-parse", "--verify", "HEAD^{commit}")
+            require_trust(root, answer[2])
+            if answer[0]:
+                reason = answer[2].removeprefix("fatal: ")
+                raise Refused(f"{root}: has no commit yet that git can read: {reason}")
         except GitCommandNotFound as fault:
             raise EnvironmentFault("git cannot be run, and --commit needs it") from fault
         except GitError as fault:
@@ -228,10 +232,14 @@ class Checkout:
         return str(answer)
 
     def _succeeds(self, command: str, *words: str) -> bool:
-        answer = self._repo.git.execute(
+        return self._try(command, *words)[0] == 0
+
+    def _try(self, command: str, *words: str) -> tuple[int, str, str]:
+        """Exit status, output and complaint."""
+        status, out, said = self._repo.git.execute(
             ["git", command, *words], with_extended_output=True, with_exceptions=False
         )
-        return bool(answer[0] == 0)
+        return int(status), str(out), str(said)
 
 
 def _steps(series: Series) -> int:

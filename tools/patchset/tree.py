@@ -192,6 +192,15 @@ def git_dir(root: Path) -> Path | None:
     return (root / text.removeprefix("gitdir: ").rstrip("\n")).resolve()
 
 
+def require_trust(root: Path, said: str) -> None:
+    """Pass on that git, by what it said, works in no repository of another user."""
+    if "dubious ownership" in said:
+        raise EnvironmentFault(
+            f"{root}: belongs to another user, so git refuses to work in it",
+            next_step=f"Run this as its owner, or: git config --global --add safe.directory {root}",
+        )
+
+
 def _pin(project: Project, version: str | None) -> Release | None:
     try:
         parsed = Version(version or "")
@@ -230,6 +239,7 @@ def _by_tag(tree: Tree, project: Project) -> Release | None:
             f"{tree.root}: git, which could tell the release, cannot be run: {fault.strerror}",
             next_step=step,
         ) from fault
+    require_trust(tree.root, answer.stderr)
     tags = answer.stdout.split()
     return next((item for item in project.releases.release if item.tag in tags), None)
 
