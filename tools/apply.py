@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from cli import execute, make_app, run
+from cli import execute, make_app, run, typer
 
 if TYPE_CHECKING:
     from patchset.archive import Progress

@@ -6,13 +6,20 @@ import gc
 import io
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-import typer
+# Until there is something to tidy up, Ctrl-C just ends the process: no traceback of an import. If
+# the caller ignores it ("nohup", a job in the background), it stays ignored.
+_handler = signal.getsignal(signal.SIGINT)
+if _handler is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+import typer as typer  # noqa: E402 - the commands take it from here, so that it comes after that
 
 if TYPE_CHECKING:
     from patchset.archive import Progress
@@ -83,6 +90,8 @@ def _execute(name: str, as_json: bool, job: Callable[[Progress], Report]) -> Non
     from patchset.errors import EnvironmentFault, PatchsetError
 
     try:
+        if _handler is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _handler)
         with _progress(as_json) as progress:
             report = job(progress)
     except PatchsetError as fault:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
-from cli import execute, make_app, run
+from cli import execute, make_app, run, typer
 
 if TYPE_CHECKING:
     from patchset.archive import Progress

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -251,3 +252,35 @@ def test_output_that_cannot_be_written(world: World, broken: str, more: list[str
     assert done.stderr.count("\n") == 1
     written = (tree / ".vllm-kimi-eagle3" / "state.json").exists()
     assert written == (more in ([], ["--json"]))
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_ctrl_c_while_starting_shows_no_traceback(world: World, ignored: bool) -> None:
+    """A typer of our own stops in the import, where the real one takes a tenth of a second."""
+    tree = world.tree("source")
+    slow = "import os, signal; os.kill(os.getpid(), signal.SIGINT)\n"
+    slow += "import sys; sys.path.remove(os.path.dirname(__file__)); del sys.modules['typer']\n"
+    slow += "import typer\n"
+    (world.root / "slow").mkdir()
+    (world.root / "slow" / "typer.py").write_text(slow)
+    done = subprocess.run(
+        [sys.executable, world.root / "tools" / "apply.py", tree, "--status"],
+        env={**os.environ, "PYTHONPATH": str(world.root / "slow")},
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.returncode == (0 if ignored else -signal.SIGINT)
+
+
+def test_ctrl_c_later_is_told(world: World) -> None:
+    code = "import os, signal, sys; sys.path.insert(0, 'tools'); sys.argv = ['x']; import cli\n"
+    code += (
+        "def command(): cli.execute('x', False, lambda _: os.kill(os.getpid(), signal.SIGINT))\n"
+    )
+    code += "cli.run(cli.make_app(command), 'x')"
+    assert run(world, "-c", code, code=130) == "failed: interrupted by the user\n"
