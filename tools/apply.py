@@ -63,6 +63,8 @@ def apply(
             raise UsageFault("--check, --status and --reverse exclude each other")
         if (commit or branch) and (check or status or reverse):
             raise UsageFault("--commit and --branch go with applying only")
+        if dry_run and (check or status):
+            raise UsageFault("--dry-run goes with applying and --reverse; --check writes nothing")
         if expect is not None and not status:
             raise UsageFault("--expect goes with --status")
         if branch and not commit:

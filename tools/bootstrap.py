@@ -352,6 +352,9 @@ def _check_space(folder: Path, needed: int, name: str) -> None:
 
 
 def _remove(folder: Path) -> None:
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        folder.unlink()
+        return
     # The marker first: if the rest is interrupted, what is left counts as half-built.
     (folder / MARKER).unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):

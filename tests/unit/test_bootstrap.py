@@ -104,6 +104,18 @@ def test_a_layer_that_lost_its_wheel_is_made_again(
     assert "installing tiny" in call(cache, "layer", empty, wheel).stderr
 
 
+def test_a_file_in_the_place_of_an_environment_is_replaced(cache: Path, empty: Path) -> None:
+    python = Path(call(cache, "env", empty).stdout.strip())
+    home = python.parent.parent
+    shutil.rmtree(home)
+    home.write_text("stray")
+    assert "making the environment" in call(cache, "env", empty).stderr
+    shutil.rmtree(home)
+    home.symlink_to("nowhere")
+    assert "making the environment" in call(cache, "env", empty).stderr
+    assert python.exists()
+
+
 def test_what_was_added_and_what_an_older_marker_does_not_tell_is_no_loss(
     cache: Path, empty: Path
 ) -> None:

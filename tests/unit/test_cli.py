@@ -97,6 +97,12 @@ def test_every_kind_of_fault_has_its_code_and_one_sentence(world: World) -> None
     assert out == "bad usage: nowhere: does not exist.\n"
     out = run(world, "tools/apply.py", str(tree), "--check", "--reverse", code=2)
     assert "exclude each other" in out
+    for look in ("--check", "--status"):
+        out = run(world, "tools/apply.py", str(tree), look, "--dry-run", code=2)
+        assert "--dry-run goes with applying and --reverse" in out
+    for name in ("nowhere", "nowhere.whl", "nowhere.tar.gz"):
+        out = run(world, "tools/lock.py", "--release", VERSION, "--source", name, code=2)
+        assert out == f"bad usage: {name}: does not exist.\n"
     assert "No such option" in run(world, "tools/apply.py", str(tree), "--nonsense", code=2)
     found = document(run(world, "tools/apply.py", str(tree), "--nonsense", "--json", code=2))
     assert found["error"]["kind"] == "usage"
@@ -106,8 +112,8 @@ def test_every_kind_of_fault_has_its_code_and_one_sentence(world: World) -> None
     out = run(world, *build, "--wheel", "short.whl", code=4)
     assert out.startswith("integrity failure: short.whl: has sha256 ")
     out = run(world, *build, code=5)
-    assert "the package index does not have it" in out
-    assert "--wheel FILE" in out
+    assert "out of reach or does not have it" in out
+    assert f"put it into {world.root}/cache/" in out
     (world.root / "blocked").write_text("")
     out = run(world, *build, "--wheel", world.wheel.name, "--out", "blocked", code=5)
     assert out.startswith("failed: blocked/vllm-9.9.0+kimi.eagle3.4-")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+import zipfile
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
+import bootstrap
 from patchset.download import cache_dir, cached, download
 from patchset.errors import EnvironmentFault, IntegrityFault, Refused
 from patchset.releases import Artifact, Release, load_releases
@@ -54,10 +57,48 @@ def test_something_else_under_that_name_is_an_integrity_fault(world: World, inde
     assert not cached(pin(world)).exists()
 
 
+def test_a_wheel_that_pip_cannot_read_is_an_integrity_fault(world: World, index: Path) -> None:
+    (index / world.wheel.name).write_bytes(world.wheel.read_bytes()[:999])
+    with pytest.raises(IntegrityFault, match="the index serves something else"):
+        download(pin(world))
+    with zipfile.ZipFile(index / world.wheel.name, "w") as archive:
+        info = f"vllm-{VERSION}.dist-info"
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: vllm\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\n")
+    with pytest.raises(IntegrityFault, match="inconsistent"):
+        download(pin(world))
+
+
 def test_what_the_index_lacks_is_said_with_the_way_out(world: World, index: Path) -> None:
     with pytest.raises(EnvironmentFault, match="does not have it") as fault:
         download(pin(world))
-    assert "--wheel FILE" in str(fault.value.next_step)
+    assert "is out of reach or does not have it" in str(fault.value)
+    folder = cached(pin(world)).parent
+    assert str(fault.value.next_step).endswith(f"elsewhere and put it into {folder}.")
+    shutil.copy(world.wheel, folder)
+    assert download(pin(world)) == folder / world.wheel.name
+
+
+def test_no_network_without_a_retry(
+    world: World, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(EnvironmentFault, match=r"out of reach|cannot be reached"):
+        download(pin(world))
+
+
+def test_a_relative_cache_home_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As bootstrap.py does, so that both use the same folder."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for value in ("", "cache", "./cache"):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert cache_dir() == tmp_path / ".cache" / "vllm-kimi-eagle3" / "downloads"
+        assert cache_dir().parent == bootstrap.cache_root()
+    monkeypatch.setenv("HOME", "relative")
+    with pytest.raises(EnvironmentFault, match="no home folder"):
+        cache_dir()
 
 
 def test_no_network_is_said(world: World, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,13 +23,17 @@ from patchset.releases import Artifact
 
 _STEP = (
     "Check the network and pip's configuration (pip config list), or fetch {file} elsewhere and "
-    "give it with {option} FILE."
+    "put it into {folder}."
 )
 
 
 def cache_dir() -> Path:
     """Where downloads are kept: ``$XDG_CACHE_HOME/vllm-kimi-eagle3/downloads``."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # its specification: a relative one is to be ignored
+        base = os.path.expanduser("~/.cache")
+    if not os.path.isabs(base):
+        raise EnvironmentFault("you have no home folder", next_step="Set HOME or XDG_CACHE_HOME.")
     return Path(base) / "vllm-kimi-eagle3" / "downloads"
 
 
@@ -103,8 +107,13 @@ def _fetch_wheel(artifact: Artifact, folder: Path, progress: Progress | None) ->
             if found := re.match(r"Progress (\d+) of (\d+)", line):
                 if progress:
                     progress(f"fetching {artifact.file}", int(found[1]), int(found[2]))
-            elif line.lower().lstrip().startswith(("error", "warning: retrying")):
+            elif line.lower().lstrip().startswith(("error", "warning: retrying", "discarding")):
                 reason.append(line.strip())
+    if process.returncode and re.search("is invalid|invalid wheel|inconsistent", " ".join(reason)):
+        raise IntegrityFault(
+            f"the index serves something else as {artifact.file}: {reason[0].rstrip('.')}",
+            next_step=_step(artifact),
+        )
     if process.returncode:
         raise EnvironmentFault(
             f"{artifact.file} could not be fetched: {_reason(reason, process.returncode)}",
@@ -120,7 +129,9 @@ def _reason(lines: list[str], code: int) -> str:
     if re.search("Retrying|NameResolution|NewConnection|Connection|timed out|Proxy|SSL", text):
         return "the package index cannot be reached (no network, or a wrong index address)"
     if "No matching distribution" in text or "Could not find a version" in text:
-        return "the package index does not have it"
+        # pip says no more than this when it may not retry (PIP_RETRIES=0), or may ask no index.
+        doubt = "is out of reach or " if "(from versions: none)" in text else ""
+        return f"the package index {doubt}does not have it"
     errors = [line.split(":", 1)[-1].strip() for line in lines if line.lower().startswith("error")]
     return errors[-1] if errors else f"pip ended with code {code}"
 
@@ -186,5 +197,4 @@ def _index_address() -> str | None:
 
 
 def _step(artifact: Artifact) -> str:
-    option = "--wheel" if artifact.kind == "wheel" else "--source"
-    return _STEP.format(file=artifact.file, option=option)
+    return _STEP.format(file=artifact.file, folder=cached(artifact).parent)

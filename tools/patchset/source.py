@@ -16,6 +16,8 @@ from patchset.series import Read
 @contextmanager
 def open_source(path: Path) -> Iterator[Read]:
     """A function that reads one path of ``path``, whatever it is."""
+    if not path.exists():
+        raise UsageFault(f"{path}: does not exist")
     if path.is_dir():
         if not (path / PACKAGE).is_dir():
             raise UsageFault(f"{path}: has no {PACKAGE}/ folder")
