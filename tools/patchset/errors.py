@@ -9,7 +9,7 @@ code  meaning
 3     refused: the tree, wheel or series is not what the job needs; nothing was changed
 4     integrity: a checksum, lock, archive or record is not what it must be; nothing was changed
 5     environment: no network, no permission, no space, a missing program; nothing was changed,
-      unless the message says that it is the output that cannot be written
+      unless the message says that only the output failed, or how to finish (--commit)
 ====  ==========================================================================================
 """
 
