@@ -284,9 +284,9 @@ def test_ctrl_c_while_starting_shows_no_traceback(world: World, ignored: bool) -
 
 
 def test_ctrl_c_later_is_told(world: World) -> None:
-    code = "import os, signal, sys; sys.path.insert(0, 'tools'); sys.argv = ['x']; import cli\n"
-    code += (
-        "def command(): cli.execute('x', False, lambda _: os.kill(os.getpid(), signal.SIGINT))\n"
-    )
+    code = "import os, signal, sys; sys.path.insert(0, 'tools'); sys.argv = ['x']; import cli, time\n"
+    # The signal may come a moment after kill returns.
+    code += "job = lambda _: [os.kill(os.getpid(), signal.SIGINT), time.sleep(60)]\n"
+    code += "def command(): cli.execute('x', False, job)\n"
     code += "cli.run(cli.make_app(command), 'x')"
     assert run(world, "-c", code, code=130) == "failed: interrupted by the user\n"
