@@ -284,8 +284,9 @@ def test_ctrl_c_while_starting_shows_no_traceback(world: World, ignored: bool) -
 
 
 def test_ctrl_c_later_is_told(world: World) -> None:
-    code = "import os, signal, sys; sys.path.insert(0, 'tools'); sys.argv = ['x']; import cli, time\n"
+    code = "import os, signal, sys; sys.path.insert(0, 'tools'); sys.argv = ['x']; import cli\n"
     # The signal may come a moment after kill returns.
+    code += "import time\n"
     code += "job = lambda _: [os.kill(os.getpid(), signal.SIGINT), time.sleep(60)]\n"
     code += "def command(): cli.execute('x', False, job)\n"
     code += "cli.run(cli.make_app(command), 'x')"
