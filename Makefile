@@ -16,7 +16,7 @@ env = $(BOOTSTRAP) env requirements/$(1).txt
 FOREIGN = colorama mlx mlx-lm mlx-metal pywin32 win32-setctime
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all wheel bench lint lock series-lock table clean python
+.PHONY: help demo test test-all wheel bench lint lock series-lock rebase table clean python
 
 help: ## Show this list
 	@echo 'usage: make TARGET [RELEASE=$(RELEASE)] [PYTHON=python3.12] [ARGS="..."]'
@@ -54,6 +54,9 @@ lock: python ## Write requirements/*.txt anew from requirements/*.in
 
 series-lock: python ## Write the release's series.lock anew
 	@py=$$($(call env,tools)) && exec "$$py" tools/lock.py --release $(RELEASE) $(ARGS)
+
+rebase: python ## Carry the series of release FROM to release TO; stops at conflicts, resumes
+	@py=$$($(call env,tools)) && exec $$py tools/rebase.py --from $(FROM) --to $(TO) $(ARGS)
 
 table: python ## Write the README's fault table anew
 	@py=$$($(call env,tools)) && exec "$$py" tools/fault_table.py --write

@@ -33,6 +33,7 @@ _WORD = {
     "nothing-to-do": "nothing to do",
     "would-do": "would do",
     "state": "state",
+    "conflict": "stopped",
 }
 
 EXIT_CODES = (

@@ -17,34 +17,46 @@ END = "<!-- end of the generated part -->"
 
 
 def cell(fault: Fault, version: str, cures: dict[str, list[str]]) -> str:
-    """What stands at a fault and a release: the patch, a reason why there is none, or a dash."""
-    note = fault.notes.get(version)
+    """What stands at a fault and a release: the patch, that there is none, or a dash."""
     if patches := cures.get(fault.id):
-        cured = "patch " + ", ".join(name.split("-")[0] for name in patches)
-        return f"{cured}: {note}" if note else cured
+        return "patch " + ", ".join(name.split("-")[0] for name in patches)
     if not fault.affects(version):
         return "–"
-    if note:
-        return f"not cured: {note}"
+    if fault.note(version):
+        return "not cured"
     raise IntegrityFault(
         f"{fault.id} affects {version}: no patch has its trailer, and faults.toml has no reason"
     )
 
 
+def remarks(fault: Fault, versions: list[str]) -> str:
+    """The notes on those releases, each once, with its releases where it is not for all."""
+    said: dict[str, list[str]] = {}
+    for version in versions:
+        if fault.affects(version) and (note := fault.note(version)):
+            said.setdefault(note, []).append(version)
+    affected = [version for version in versions if fault.affects(version)]
+    return "; ".join(
+        note if found == affected else f"{', '.join(found)}: {note}" for note, found in said.items()
+    )
+
+
 def table(project: Project) -> str:
     """The table as Markdown. Raises IntegrityFault for a fault neither cured nor explained."""
-    versions = [release.version for release in project.releases.release]
+    pins = project.releases.release
+    versions = [pin.version for pin in pins if project.lock_path(pin).is_file()]
     cures: dict[str, dict[str, list[str]]] = {version: {} for version in versions}
     for version in versions:
         for patch in project.series(version).patches:
             for fault_id in patch.faults:
                 cures[version].setdefault(fault_id, []).append(patch.name)
     lines = [
-        f"| fault | what is wrong in stock vLLM | {' | '.join(versions)} |",
-        "|---" * (2 + len(versions)) + "|",
+        f"| fault | what is wrong in stock vLLM | {' | '.join(versions)} | remarks |",
+        "|---" * (3 + len(versions)) + "|",
     ]
     for fault in load_faults(project.root / "patches" / "faults.toml"):
         cells = [cell(fault, version, cures[version]) for version in versions]
+        cells += [remarks(fault, versions)]
         lines.append(f"| {fault.id} | {fault.title} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

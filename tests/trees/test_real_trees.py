@@ -13,7 +13,7 @@ import pytest
 from installer.sources import WheelFile
 
 from patchset import operations
-from patchset.download import download
+from patchset.download import cached, download
 from patchset.lock import compute_lock
 from patchset.project import Project
 from patchset.releases import Release
@@ -22,6 +22,8 @@ from patchset.tree import open_tree
 from patchset.wheel import build_wheel
 
 pytestmark = pytest.mark.network
+
+FETCHED = "0.16.0"  # the release whose official wheel, half a gigabyte, is fetched for a test
 
 _IDENTITY = {
     "GIT_AUTHOR_NAME": "A",
@@ -43,9 +45,12 @@ def git(folder: Path, *words: str) -> str:
     ).stdout
 
 
-@pytest.fixture
-def checkout(source: Path, release: Release, tmp_path: Path) -> Path:
-    root = tmp_path / "checkout"
+@pytest.fixture(scope="session")
+def by_git(
+    source: Path, project: Project, release: Release, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A checkout after the recipe without any tool: git am, then copying the overlay."""
+    root = tmp_path_factory.mktemp("by-git") / "checkout"
     shutil.copytree(source, root, symlinks=True)
     git(root, "init", "-q")
     (root / ".gitignore").write_text("vllm/_version.py\n")
@@ -53,25 +58,20 @@ def checkout(source: Path, release: Release, tmp_path: Path) -> Path:
     git(root, "commit", "-qm", "release")
     git(root, "tag", release.tag)
     (root / "vllm" / "_version.py").unlink()  # as in a clone that was never built
+    folder = project.root / "patches" / release.directory
+    git(root, "am", "-q", *(str(path) for path in sorted(folder.glob("*.patch"))))
+    overlay = project.root / "overlay" / release.directory
+    if overlay.is_dir():
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(overlay, root, dirs_exist_ok=True, ignore=ignore)
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "overlay", "--allow-empty")
     return root
 
 
 @pytest.fixture
-def expected(checkout: Path, project: Project, release: Release) -> dict[str, bytes | None]:
-    """What the recipe without any tool gives: git am, then copying the overlay."""
-    folder = project.root / "patches" / release.directory
-    git(checkout, "am", "-q", *(str(path) for path in sorted(folder.glob("*.patch"))))
-    overlay = project.root / "overlay" / release.directory
-    if overlay.is_dir():
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(overlay, checkout, dirs_exist_ok=True, ignore=ignore)
-    git(checkout, "add", "-A")
-    git(checkout, "commit", "-qm", "overlay", "--allow-empty")
-    found: dict[str, bytes | None] = {}
-    for path in project.series(release.version).paths:
-        place = checkout / path
-        found[path] = place.read_bytes() if place.exists() else None
-    return found
+def expected(by_git: Path, project: Project, release: Release) -> dict[str, bytes | None]:
+    return contents(by_git, list(project.series(release.version).paths))
 
 
 def contents(root: Path, paths: list[str]) -> dict[str, bytes | None]:
@@ -79,11 +79,11 @@ def contents(root: Path, paths: list[str]) -> dict[str, bytes | None]:
 
 
 def test_the_lock_is_right_for_every_artifact(
-    project: Project, release: Release, sdist: Path, cpu_wheel: Path
+    project: Project, release: Release, pristine: Path, cpu_wheel: Path
 ) -> None:
     """One set of checksums serves the sdist and the wheels: their Python sources are the same."""
     text = project.lock_path(release).read_text()
-    for place in (sdist, cpu_wheel):
+    for place in {pristine, cpu_wheel}:
         with open_source(place) as read:
             assert compute_lock(project.series(release.version), read).dump() == text
 
@@ -95,14 +95,14 @@ def test_applies_as_git_am_does_and_comes_off_again(
     release: Release,
     source: Path,
     installed: Path,
-    checkout: Path,
+    by_git: Path,
     expected: dict[str, bytes | None],
     tmp_path: Path,
 ) -> None:
     if kind == "checkout":
-        root = checkout
-        tree_by_git = git(root, "rev-parse", "HEAD^{tree}")
-        git(root, "checkout", "-q", release.tag)
+        root = tmp_path / kind
+        quiet = ("-q", "-c", "advice.detachedHead=false")
+        git(tmp_path, "clone", *quiet, "--branch", release.tag, str(by_git), str(root))
     else:
         root = tmp_path / kind
         shutil.copytree(source if kind == "source" else installed, root, symlinks=True)
@@ -118,7 +118,7 @@ def test_applies_as_git_am_does_and_comes_off_again(
             made = operations.apply(tree, project, commit=True)
             overlays = bool(project.series(release.version).overlay)
             assert len(made.commits) == len(project.series(release.version).patches) + overlays
-            assert git(root, "rev-parse", "HEAD^{tree}") == tree_by_git
+            assert git(root, "rev-parse", "HEAD^{tree}") == git(by_git, "rev-parse", "HEAD^{tree}")
             assert git(root, "status", "--porcelain") == ""
         assert operations.reverse(tree, project).result == "done"
     assert contents(root, paths) == before
@@ -149,18 +149,27 @@ def test_the_cpu_wheel_is_rebuilt(
     assert again.sha256 == built.sha256
 
 
+@pytest.fixture
+def official(release: Release, arch: str) -> Path:
+    """The official wheel of that machine."""
+    artifact = release.find("wheel", "cuda", arch)
+    if release.version != FETCHED and not cached(artifact).is_file():
+        pytest.skip(f"{artifact.file} is not in the cache; that of {FETCHED} is enough to fetch")
+    return download(artifact)
+
+
 @pytest.mark.parametrize("arch", ["x86_64", pytest.param("aarch64", marks=pytest.mark.slow)])
 def test_the_official_wheel_is_rebuilt(
     project: Project,
     release: Release,
     arch: str,
+    official: Path,
     expected: dict[str, bytes | None],
     tmp_path: Path,
 ) -> None:
-    source = download(release.find("wheel", "cuda", arch))
-    built = build_wheel(source, project, release, out=tmp_path)
+    built = build_wheel(official, project, release, out=tmp_path)
     assert built.path.name.endswith(f"_{arch}.whl")
-    with zipfile.ZipFile(built.path) as new, zipfile.ZipFile(source) as old:
+    with zipfile.ZipFile(built.path) as new, zipfile.ZipFile(official) as old:
         assert {path: new.read(path) for path in expected if expected[path] is not None} == {
             path: content for path, content in expected.items() if content is not None
         }

@@ -291,3 +291,26 @@ def test_ctrl_c_later_is_told(world: World) -> None:
     code += "def command(): cli.execute('x', False, job)\n"
     code += "cli.run(cli.make_app(command), 'x')"
     assert run(world, "-c", code, code=130) == "failed: interrupted by the user\n"
+
+
+def test_carrying_a_series_stops_and_resumes(world: World) -> None:
+    pins = world.root / "patches" / "releases.toml"
+    pins.write_text(pins.read_text() + "\n" + pins.read_text().replace(VERSION, "9.9.1"))
+    new = world.tree("source", "new")
+    alpha = new / "vllm" / "alpha.py"
+    alpha.write_bytes(PRISTINE["vllm/alpha.py"].replace(b"alpha_3 = 3\n", b"alpha_3 = 4\n"))
+    words = ["tools/rebase.py", "--from", VERSION, "--to", "9.9.1"]
+    words += ["--from-source", str(world.tree("source")), "--to-source", str(new)]
+    found = document(run(world, *words, "--json", code=3))
+    assert (found["schema"], found["result"]) == ("vllm-kimi-eagle3/rebase/1", "conflict")
+    assert [step["state"] for step in found["steps"]] == ["carried", "conflict"] + ["waiting"] * 2
+    place = Path(found["work"]) / found["steps"][1]["name"] / "vllm" / "alpha.py"
+    assert place.is_relative_to(world.root / "build")
+    message = run(world, *words, code=3)
+    assert f"refused: {place}:4: still has a conflict marker" in message
+    place.write_bytes(alpha.read_bytes() + b"more = 1\n")
+    assert "still" not in run(world, *words, code=3)  # the second patch wants the same line
+    for item in Path(found["work"]).glob("0002-*/vllm/alpha.py"):
+        item.write_bytes(alpha.read_bytes() + b"more = 1\nend = 1\n")
+    assert last(run(world, *words)) == f"done and verified: 3 patches of {VERSION} carried to 9.9.1"
+    assert "exists already" in run(world, *words, code=3)

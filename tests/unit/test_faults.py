@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fault_table import cell, rewritten, table
+from fault_table import cell, remarks, rewritten, table
 from patchset.errors import IntegrityFault
 from patchset.faults import Fault, Span, load_faults
 from patchset.project import Project
@@ -23,7 +23,8 @@ def test_pattern_finds_its_own_symptom_only(fault: Fault) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
 def test_notes_are_on_affected_releases_only(fault: Fault) -> None:
-    assert all(fault.affects(version) for version in fault.notes)
+    ends = [end for releases in fault.notes for end in releases.split("..")]
+    assert all(fault.affects(version) for version in ends)
 
 
 def test_span_includes_its_first_release_and_not_the_healed_one() -> None:
@@ -69,6 +70,17 @@ def test_a_fault_that_is_neither_cured_nor_explained_is_an_error() -> None:
     assert cell(fault, "0.18.0", {}) == "–"
     with pytest.raises(IntegrityFault, match="F03 affects"):
         cell(fault, "0.16.0", {})
+
+
+def test_a_note_is_for_one_release_or_several() -> None:
+    fault = next(fault for fault in FAULTS if fault.id == "F03")
+    fault = fault.model_copy(update={"notes": {"0.15.0..0.17.1": "many", "0.16.0": "one"}})
+    found = [fault.note(version) for version in ("0.15.0", "0.16.0", "0.17.1", "0.18.0")]
+    assert found == ["many", "one", "many", None]
+    assert remarks(fault, ["0.15.1", "0.16.0", "0.17.1", "0.18.0"]) == (
+        "0.15.1, 0.17.1: many; 0.16.0: one"
+    )
+    assert remarks(fault, ["0.15.1", "0.17.1", "0.18.0"]) == "many"
 
 
 def test_only_the_generated_part_of_the_readme_is_replaced() -> None:

@@ -15,6 +15,7 @@ from patchset.releases import Strict
 
 Grade = Literal["E", "S", "R", "?"]
 Release = Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
+Releases = Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+(\.\.\d+\.\d+\.\d+)?$")]
 
 
 class Span(Strict):
@@ -34,7 +35,10 @@ class Span(Strict):
 
 
 class Fault(Strict):
-    """One defect or gap of vLLM. ``pattern`` is None when no log shows the fault."""
+    """One defect or gap of vLLM. ``pattern`` is None when no log shows the fault.
+
+    A key of ``notes`` is a release, or the first and last of several: ``0.15.0..0.17.1``.
+    """
 
     id: Annotated[str, Field(pattern=r"^F\d{2}$")]
     title: Annotated[str, Field(min_length=1)]
@@ -43,7 +47,7 @@ class Fault(Strict):
     affected: Annotated[list[Span], Field(min_length=1)]
     grade: Grade
     evidence: Annotated[str, Field(min_length=1)]
-    notes: dict[Release, str] = Field(default_factory=dict)
+    notes: dict[Releases, str] = Field(default_factory=dict)
 
     @field_validator("pattern")
     @classmethod
@@ -58,6 +62,14 @@ class Fault(Strict):
     def affects(self, version: str) -> bool:
         """Whether stock vLLM of that version has the fault."""
         return any(span.covers(version) for span in self.affected)
+
+    def note(self, version: str) -> str | None:
+        """What is to be said about that release; its own note goes before those of several."""
+        for releases, text in sorted(self.notes.items(), key=lambda item: ".." in item[0]):
+            first, _, last = releases.partition("..")
+            if Version(first) <= Version(version) <= Version(last or first):
+                return text
+        return None
 
     def seen_in(self, text: str) -> bool:
         """Whether `text` (a log, an error message) shows the fault."""

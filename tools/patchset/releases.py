@@ -102,6 +102,14 @@ class Release(Strict):
             next_step="Choose another --flavour or --arch.",
         )
 
+    def pristine(self) -> Artifact:
+        """What to read the release's own Python source from: the sdist, or else the CPU build.
+
+        Not every release has a source archive; the CPU build is small and has the same sources.
+        """
+        kinds = {item.kind for item in self.artifact}
+        return self.find("sdist") if "sdist" in kinds else self.find("wheel", "cpu")
+
     def by_sha256(self, sha256: str) -> Artifact | None:
         """The pinned artifact with that checksum, if any."""
         return next((item for item in self.artifact if item.sha256 == sha256), None)

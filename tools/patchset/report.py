@@ -14,11 +14,12 @@ from patchset.errors import DoesNotApply, PatchsetError
 from patchset.releases import Strict
 
 if TYPE_CHECKING:
+    from patchset import carry
     from patchset.operations import Outcome
 
 PREFIX = "vllm-kimi-eagle3"
 
-Result = Literal["done", "nothing-to-do", "would-do", "state", "error"]
+Result = Literal["done", "nothing-to-do", "would-do", "state", "conflict", "error"]
 
 
 class Report(Strict):
@@ -164,6 +165,32 @@ class BenchReport(Report):
         ]
 
 
+class CarriedPatch(Strict):
+    """One patch, or ``overlay``: see ``patchset.carry.Carried``."""
+
+    name: str
+    state: Literal["carried", "resolved", "dropped", "conflict", "waiting"]
+    evidence: list[str]
+
+
+class RebaseReport(Report):
+    """``tools/rebase.py``. ``work`` is the folder with the files of an open conflict."""
+
+    source: str
+    target: str
+    steps: list[CarriedPatch]
+    work: str | None
+    digest: str | None
+
+    def lines(self) -> list[str]:
+        """A line for each patch, and what there is to know about it."""
+        lines = []
+        for step in self.steps:
+            lines.append(f"  {step.state:9} {step.name}")
+            lines += [f"              {line}" for line in step.evidence]
+        return lines
+
+
 class FetchReport(Report):
     """``tools/fetch.py``."""
 
@@ -221,6 +248,39 @@ def tree_report(outcome: Outcome) -> TreeReport:
         branch=outcome.branch,
         commits=list(outcome.commits),
         wheel=str(outcome.wheel.path) if outcome.wheel else None,
+    )
+
+
+def rebase_report(
+    outcome: carry.Outcome, source: str, target: str, *, dry_run: bool
+) -> RebaseReport:
+    """The report of carrying a series; a conflict is refused work, with exit code 3."""
+    count, dropped = len(outcome.patches), [s.name for s in outcome.steps if s.state == "dropped"]
+    result: Result = "would-do" if dry_run else "done"
+    message = f"{count} patches of {source} carried to {target}"
+    message += f", {len(dropped)} dropped as already there" if dropped else ""
+    if step := outcome.conflict:
+        result = "conflict"
+        message = f"{step.name} does not merge onto {target} by itself" + (
+            f": edit the files in {outcome.work}/{step.name}, then give the same command again"
+            if outcome.work
+            else ""
+        )
+    elif not count:
+        result, message = "nothing-to-do", f"{target} has the effect of every patch already"
+    return RebaseReport(
+        schema=schema("rebase"),
+        result=result,
+        exit_code=3 if outcome.conflict else 0,
+        message=message,
+        source=source,
+        target=target,
+        steps=[
+            CarriedPatch(name=step.name, state=step.state, evidence=list(step.evidence))
+            for step in outcome.steps
+        ],
+        work=str(outcome.work) if outcome.work else None,
+        digest=outcome.series.digest if outcome.series else None,
     )
 
 
