@@ -19,11 +19,11 @@ LAYER = {"llama": "midlayer", "mla": "layers.0"}
 # Name -> arguments of `make_constructed_drafter`, and what the error has to say. `{layer}` is the
 # prefix of the drafter's layer; each case is tried in both styles.
 MISTAKES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "id beyond the last layer": ({"ids": [2, 4, 9]}, ("between 0 and 8", "[2, 4, 9]")),
-    "negative id": ({"ids": [-1, 4, 7]}, ("between 0 and 8", "[-1, 4, 7]")),
+    "id beyond the last layer": ({"ids": [2, 4, 9]}, ("from 0 to 8", "[2, 4, 9]")),
+    "negative id": ({"ids": [-1, 4, 7]}, ("from 0 to 8", "[-1, 4, 7]")),
     "id given twice": ({"ids": [2, 4, 4]}, ("distinct", "[2, 4, 4]")),
     "ids out of order": ({"ids": [4, 2, 7]}, ("ascending", "[4, 2, 7]")),
-    "id that is no number": ({"ids": ["2", "4", "7"]}, ("['2', '4', '7']",)),
+    "id that is no number": ({"ids": ["2", "4", "7"]}, ("integers", "['2', '4', '7']")),
     "top-level id beyond the last layer": (
         {"ids": [2, 4, 9], "nested": False},
         ("[2, 4, 9] at the top level",),
