@@ -17,16 +17,14 @@ END = "<!-- end of the generated part -->"
 
 
 def cell(fault: Fault, version: str, cures: dict[str, list[str]]) -> str:
-    """What stands at a fault and a release: the patch, that there is none, or a dash."""
+    """What stands at a fault and a release: the patch, ``not cured`` (faults.toml says why),
+    ``open`` (nobody has looked yet), or a dash.
+    """
     if patches := cures.get(fault.id):
         return "patch " + ", ".join(name.split("-")[0] for name in patches)
     if not fault.affects(version):
         return "–"
-    if fault.note(version):
-        return "not cured"
-    raise IntegrityFault(
-        f"{fault.id} affects {version}: no patch has its trailer, and faults.toml has no reason"
-    )
+    return "not cured" if fault.note(version) else "open"
 
 
 def remarks(fault: Fault, versions: list[str]) -> str:
@@ -42,7 +40,7 @@ def remarks(fault: Fault, versions: list[str]) -> str:
 
 
 def table(project: Project) -> str:
-    """The table as Markdown. Raises IntegrityFault for a fault neither cured nor explained."""
+    """The table as Markdown."""
     pins = project.releases.release
     versions = [pin.version for pin in pins if project.lock_path(pin).is_file()]
     cures: dict[str, dict[str, list[str]]] = {version: {} for version in versions}

@@ -89,13 +89,15 @@ def _matches(path: Path, artifact: Artifact, progress: Progress | None) -> bool:
 
 
 def _fetch_wheel(artifact: Artifact, folder: Path, progress: Progress | None) -> None:
-    project, version, _, abi, platform = artifact.file.removesuffix(".whl").split("-")
+    # Between version and tags there may be a build number; pip takes the highest one by itself.
+    project, version, *_, abi, platform = artifact.file.removesuffix(".whl").split("-")
+    # A Python that may use the wheel; cp38-abi3 serves all later ones.
+    python = f"{abi[2]}.{abi[3:]}" if re.fullmatch(r"cp3\d+", abi) else "3.12"
     command = [
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir"),
         *("--disable-pip-version-check", "--no-input", "--progress-bar", "raw"),
         *("--only-binary", ":all:", "--platform", platform),
-        # Any version that may use the wheel's ABI tag; cp38-abi3 serves all later ones.
-        *("--python-version", "3.12", "--implementation", "cp", "--abi", abi),
+        *("--python-version", python, "--implementation", "cp", "--abi", abi),
         *("--dest", str(folder), f"{project.replace('_', '-')}=={version}"),
     ]
     reason: list[str] = []
