@@ -3,54 +3,47 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cli import execute, make_app, run, typer
+from cli import click, command, execute, json_option, run
 
 if TYPE_CHECKING:
     from patchset.archive import Progress
     from patchset.report import Report
 
 
+@command
+@click.argument("tree", type=click.Path(path_type=Path))
+@click.option("--release", help="The release, where the tree does not tell.")
+@click.option("--check", is_flag=True, help="Write nothing: exit 0 if it would apply, 3 if not.")
+@click.option("--status", is_flag=True, help="Write nothing: tell the state of the tree.")
+@click.option("--reverse", is_flag=True, help="Give the original files back.")
+@click.option("--commit", is_flag=True, help="Also commit, one commit per patch, on a new branch.")
+@click.option("--branch", help="Name of that branch; kimi-eagle3/vRELEASE if left out.")
+@click.option("--upto", type=click.IntRange(min=0), help="Only the first N patches of the series.")
+@click.option(
+    "--expect", help="With --status: exit 3 unless this patch set (its digest) is applied."
+)
+@click.option("--dry-run", is_flag=True, help="Write nothing: say what would be written.")
+@json_option
 def apply(
-    tree: Annotated[
-        Path,
-        typer.Argument(
-            help="A git checkout, an unpacked source archive, site-packages, an environment, "
-            "a Python executable, or a wheel (its patched form is written beside it)."
-        ),
-    ],
-    release: Annotated[
-        str | None, typer.Option(help="The release, where the tree does not tell.")
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Write nothing: exit 0 if it would apply, 3 if not.")
-    ] = False,
-    status: Annotated[
-        bool, typer.Option("--status", help="Write nothing: tell the state of the tree.")
-    ] = False,
-    reverse: Annotated[
-        bool, typer.Option("--reverse", help="Give the original files back.")
-    ] = False,
-    commit: Annotated[
-        bool, typer.Option("--commit", help="Also commit, one commit per patch, on a new branch.")
-    ] = False,
-    branch: Annotated[
-        str | None, typer.Option(help="Name of that branch; kimi-eagle3/vRELEASE if left out.")
-    ] = None,
-    upto: Annotated[
-        int | None, typer.Option(help="Only the first N patches of the series.", min=0)
-    ] = None,
-    expect: Annotated[
-        str | None,
-        typer.Option(help="With --status: exit 3 unless this patch set (its digest) is applied."),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Write nothing: say what would be written.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    tree: Path,
+    release: str | None,
+    check: bool,
+    status: bool,
+    reverse: bool,
+    commit: bool,
+    branch: str | None,
+    upto: int | None,
+    expect: str | None,
+    dry_run: bool,
+    json: bool,
 ) -> None:
-    """Apply the patches of vLLM's release to TREE: all of them, or none and the reason why."""
+    """Apply the patches of vLLM's release to TREE: all of them, or none and the reason why.
+
+    TREE is a git checkout, an unpacked source archive, site-packages, an environment, a Python
+    executable, or a wheel (its patched form is written beside it).
+    """
 
     def job(progress: Progress) -> Report:
         from patchset import operations
@@ -96,4 +89,4 @@ def apply(
 
 
 if __name__ == "__main__":
-    run(make_app(apply), "apply")
+    run(apply, "apply")

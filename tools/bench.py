@@ -15,11 +15,9 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from cli import execute, make_app, run
+from cli import click, command, execute, json_option, run
 
 if TYPE_CHECKING:
     from patchset.archive import Progress
@@ -50,13 +48,18 @@ class Timing:
     peak: float
 
 
+@command
+@click.option("--release", required=True, help="Pinned vLLM version, e.g. 0.16.0.")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=3, help="Take the best of so many runs."
+)
+@click.option("--quick", is_flag=True, help="Leave out wheel unpack/pack and the 2 GB wheel.")
+@json_option
 def bench(
-    release: Annotated[str, typer.Option(help="Pinned vLLM version, e.g. 0.16.0.")],
-    rounds: Annotated[int, typer.Option(help="Take the best of so many runs.", min=1)] = 3,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Leave out wheel unpack/pack and the 2 GB wheel.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    release: str,
+    rounds: int,
+    quick: bool,
+    json: bool,
 ) -> None:
     """Time rebuilding, applying and looking, each against its alternative."""
 
@@ -316,4 +319,4 @@ def _git(root: Path, *words: str) -> None:
 
 
 if __name__ == "__main__":
-    run(make_app(bench), "bench")
+    run(bench, "bench")

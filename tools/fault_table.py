@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from cli import make_app, run
+from cli import click, command, run, say
 from patchset.errors import IntegrityFault, PatchsetError
 from patchset.faults import Fault, load_faults
 from patchset.project import Project
@@ -68,8 +66,10 @@ def rewritten(readme: str, new: str) -> str:
     return f"{head}{BEGIN}\n\n{new}\n{END}{tail}"
 
 
+@command
+@click.option("--write", is_flag=True, help="Put it into README.md.")
 def fault_table(
-    write: Annotated[bool, typer.Option(help="Put it into README.md.")] = False,
+    write: bool,
 ) -> None:
     """Print the fault × release table, or put it into README.md."""
     readme = Path(__file__).resolve().parents[1] / "README.md"
@@ -80,9 +80,9 @@ def fault_table(
         else:
             print(new, end="")
     except PatchsetError as fault:
-        typer.echo(f"refused: {fault.message}", err=True)
-        raise typer.Exit(fault.exit_code) from None
+        say(f"refused: {fault.message}", error=True)
+        sys.exit(fault.exit_code)
 
 
 if __name__ == "__main__":
-    run(make_app(fault_table), "fault-table")
+    run(fault_table, "fault-table")

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from cli import execute, make_app, run, typer
+from cli import click, command, execute, json_option, run
 
 if TYPE_CHECKING:
     from patchset.archive import Progress
     from patchset.report import Report
 
 
+@command
+@click.option("--release", required=True, help="Pinned vLLM version, e.g. 0.16.0.")
+@click.option(
+    "--kind", type=click.Choice(["wheel", "sdist"]), default="wheel", help="Kind of artifact."
+)
+@click.option(
+    "--flavour",
+    type=click.Choice(["cuda", "cpu"]),
+    default="cuda",
+    help="Which build of the wheel: official or CPU.",
+)
+@click.option("--arch", help="x86_64 or aarch64; this machine's if left out.")
+@json_option
 def fetch(
-    release: Annotated[str, typer.Option(help="Pinned vLLM version, e.g. 0.16.0.")],
-    kind: Annotated[Literal["wheel", "sdist"], typer.Option(help="Kind of artifact.")] = "wheel",
-    flavour: Annotated[
-        Literal["cuda", "cpu"], typer.Option(help="Which build of the wheel: official or CPU.")
-    ] = "cuda",
-    arch: Annotated[
-        str | None, typer.Option(help="x86_64 or aarch64; this machine's if left out.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    release: str,
+    kind: Literal["wheel", "sdist"],
+    flavour: Literal["cuda", "cpu"],
+    arch: str | None,
+    json: bool,
 ) -> None:
     """Fetch a pinned artifact of RELEASE, check its sha256 and print its path."""
 
@@ -46,4 +55,4 @@ def fetch(
 
 
 if __name__ == "__main__":
-    run(make_app(fetch), "fetch")
+    run(fetch, "fetch")

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cli import execute, make_app, run, typer
+from cli import click, command, execute, json_option, run
 
 if TYPE_CHECKING:
     from patchset.archive import Progress
     from patchset.report import Report
 
 
+@command
+@click.option("--release", required=True, help="Pinned vLLM version, e.g. 0.16.0.")
+@click.option(
+    "--source",
+    type=click.Path(path_type=Path),
+    help="Pristine source: a wheel, an sdist (file or folder) or a checkout; "
+    "the pinned sdist, or else the CPU build, is fetched if left out.",
+)
+@click.option("--check", is_flag=True, help="Write nothing; fail if the lock is stale.")
+@json_option
 def lock(
-    release: Annotated[str, typer.Option(help="Pinned vLLM version, e.g. 0.16.0.")],
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            help="Pristine source: a wheel, an sdist (file or folder) or a checkout; "
-            "the pinned sdist, or else the CPU build, is fetched if left out."
-        ),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; fail if the lock is stale.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    release: str,
+    source: Path | None,
+    check: bool,
+    json: bool,
 ) -> None:
     """Apply the series of RELEASE in memory to its pristine source and write series.lock."""
 
@@ -66,4 +68,4 @@ def lock(
 
 
 if __name__ == "__main__":
-    run(make_app(lock), "lock")
+    run(lock, "lock")

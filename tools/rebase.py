@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from cli import execute, make_app, run
+from cli import click, command, execute, json_option, run
 
 if TYPE_CHECKING:
     from patchset.archive import Progress
     from patchset.report import Report
 
 
+@command
+@click.option("--from", "source", required=True, help="Pinned release that has a series.")
+@click.option("--to", "target", required=True, help="Pinned release that shall get one.")
+@click.option(
+    "--from-source",
+    type=click.Path(path_type=Path),
+    help="Pristine source of --from; the pinned one is fetched if left out.",
+)
+@click.option("--to-source", type=click.Path(path_type=Path), help="The same for --to.")
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path),
+    help="Where conflicts are left and looked for; build/rebase-… if left out.",
+)
+@click.option(
+    "--ask", multiple=True, help="Stop at this patch (0004) even if it merges; may be repeated."
+)
+@click.option("--dry-run", is_flag=True, help="Write nothing: say what would become of each patch.")
+@json_option
 def rebase(
-    source: Annotated[str, typer.Option("--from", help="Pinned release that has a series.")],
-    target: Annotated[str, typer.Option("--to", help="Pinned release that shall get one.")],
-    from_source: Annotated[
-        Path | None,
-        typer.Option(help="Pristine source of --from; the pinned one is fetched if left out."),
-    ] = None,
-    to_source: Annotated[Path | None, typer.Option(help="The same for --to.")] = None,
-    work: Annotated[
-        Path | None,
-        typer.Option(help="Where conflicts are left and looked for; build/rebase-… if left out."),
-    ] = None,
-    ask: Annotated[
-        list[str] | None,
-        typer.Option(help="Stop at this patch (0004) even if it merges; may be repeated."),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Write nothing: say what would become of each patch.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    source: str,
+    target: str,
+    from_source: Path | None,
+    to_source: Path | None,
+    work: Path | None,
+    ask: tuple[str, ...],
+    dry_run: bool,
+    json: bool,
 ) -> None:
     """Merge each patch of one release onto another, with both pinned sources as bases.
 
@@ -61,7 +67,7 @@ def rebase(
                 read_old,
                 read_new,
                 place,
-                ask=ask or (),
+                ask=ask,
                 dry_run=dry_run,
             )
         return rebase_report(outcome, old.version, new.version, dry_run=dry_run)
@@ -70,4 +76,4 @@ def rebase(
 
 
 if __name__ == "__main__":
-    run(make_app(rebase), "rebase")
+    run(rebase, "rebase")

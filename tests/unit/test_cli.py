@@ -146,7 +146,16 @@ def test_help_names_the_exit_codes_and_imports_nothing_heavy(world: World, tool:
     code = f"import sys; sys.argv = ['x', '--help']; sys.path.insert(0, 'tools'); import {tool}"
     code += "; print(sorted({name.split('.')[0] for name in sys.modules}))"
     loaded = run(world, "-c", code)
-    for heavy in ("pydantic", "git", "unidiff", "installer", "requests", "pypi_simple", "patchset"):
+    for heavy in (
+        "msgspec",
+        "pydantic",
+        "git",
+        "unidiff",
+        "installer",
+        "requests",
+        "pypi_simple",
+        "patchset",
+    ):
         assert f"'{heavy}'" not in loaded
 
 
@@ -260,27 +269,41 @@ def test_output_that_cannot_be_written(world: World, broken: str, more: list[str
     assert written == (more in ([], ["--json"]))
 
 
-@pytest.mark.parametrize("ignored", [False, True])
-def test_ctrl_c_while_starting_shows_no_traceback(world: World, ignored: bool) -> None:
-    """A typer of our own stops in the import, where the real one takes a tenth of a second."""
-    tree = world.tree("source")
-    slow = "import os, signal; os.kill(os.getpid(), signal.SIGINT)\n"
-    slow += "import sys; sys.path.remove(os.path.dirname(__file__)); del sys.modules['typer']\n"
-    slow += "import typer\n"
+SLOW = """\
+import os, signal; os.kill(os.getpid(), signal.SIGINT)
+import sys; sys.path.remove(os.path.dirname(__file__)); del sys.modules[__name__]
+__import__(__name__)
+"""
+"""A package that gets Ctrl-C while it is imported, and then stands back for the real one."""
+
+
+def interrupt_imports(world: World, *words: object, handler: signal.Handlers) -> tuple[str, int]:
+    """Press Ctrl-C in the first import of a package; returns standard error and exit code."""
     (world.root / "slow").mkdir()
-    (world.root / "slow" / "typer.py").write_text(slow)
+    for name in ("click", "msgspec"):
+        (world.root / "slow" / f"{name}.py").write_text(SLOW)
     done = subprocess.run(
-        [sys.executable, world.root / "tools" / "apply.py", tree, "--status"],
+        [sys.executable, *map(str, words)],
         env={**os.environ, "PYTHONPATH": str(world.root / "slow")},
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL
-        ),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, handler),
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stderr == ""
-    assert done.returncode == (0 if ignored else -signal.SIGINT)
+    return done.stderr, done.returncode
+
+
+@pytest.mark.parametrize(
+    "tool", sorted(p.name for p in TOOLS.glob("*.py") if "from cli import" in p.read_text())
+)
+def test_ctrl_c_while_starting_shows_no_traceback(world: World, tool: str) -> None:
+    found = interrupt_imports(world, world.root / "tools" / tool, "--help", handler=signal.SIG_DFL)
+    assert found == ("", -signal.SIGINT)
+
+
+def test_ctrl_c_that_the_caller_ignores_stays_ignored(world: World) -> None:
+    words = (world.root / "tools" / "apply.py", world.tree("source"), "--status")
+    assert interrupt_imports(world, *words, handler=signal.SIG_IGN) == ("", 0)
 
 
 def test_ctrl_c_later_is_told(world: World) -> None:
@@ -289,7 +312,7 @@ def test_ctrl_c_later_is_told(world: World) -> None:
     code += "import time\n"
     code += "job = lambda _: [os.kill(os.getpid(), signal.SIGINT), time.sleep(60)]\n"
     code += "def command(): cli.execute('x', False, job)\n"
-    code += "cli.run(cli.make_app(command), 'x')"
+    code += "cli.run(cli.command(command), 'x')"
     assert run(world, "-c", code, code=130) == "failed: interrupted by the user\n"
 
 

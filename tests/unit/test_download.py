@@ -8,6 +8,7 @@ import zipfile
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import bootstrap
@@ -107,7 +108,7 @@ def test_no_network_is_said(world: World, index: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     with pytest.raises(EnvironmentFault, match="cannot be reached"):
         download(pin(world))
-    sdist = pin(world).model_copy(update={"kind": "sdist", "file": "vllm-9.9.0.tar.gz"})
+    sdist = msgspec.structs.replace(pin(world), kind="sdist", file="vllm-9.9.0.tar.gz")
     with pytest.raises(EnvironmentFault, match="cannot be reached"):
         download(sdist)
 
@@ -147,7 +148,7 @@ def test_an_index_without_the_sdist(
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.delenv(name, raising=False)
-        sdist = pin(world).model_copy(update={"kind": "sdist", "file": "vllm-9.9.0.tar.gz"})
+        sdist = msgspec.structs.replace(pin(world), kind="sdist", file="vllm-9.9.0.tar.gz")
         with pytest.raises(EnvironmentFault, match=r"vllm-9\.9\.0\.tar\.gz could not be fetched"):
             download(sdist)
         server.shutdown()
@@ -192,10 +193,28 @@ def test_the_real_pins_are_complete(release: Release) -> None:
         ("sha256 = ", "sha265 = "),
         ("[[release]]", "[[release"),
         ('kind = "wheel"', 'kind = "egg"'),
+        (f'version = "{VERSION}"', f"version = '{VERSION}'"),
+        ("[[release]]", "[[ release ]]"),
+        ("revision = 4", 'revision = 4\n[[ release ]]\nversion = "1.0.0"'),
     ],
 )
 def test_wrong_pins_name_the_key(world: World, old: str, new: str) -> None:
     path = world.root / "patches" / "releases.toml"
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(IntegrityFault, match=r"releases\.toml: "):
+        load_releases(path).get(VERSION)
+
+
+def test_each_pin_is_read_by_itself(world: World) -> None:
+    """The cost of a command must not grow with the number of pinned releases."""
+    path = world.root / "patches" / "releases.toml"
+    text = path.read_text()
+    path.write_text(text + text.replace(VERSION, "9.9.1").replace("revision = 4", "revision = 0"))
+    releases = load_releases(path)
+    assert releases.versions == [VERSION, "9.9.1"]
+    assert releases.get(VERSION).revision == 4
+    with pytest.raises(IntegrityFault, match=r"releases\.toml: 9\.9\.1: .*revision"):
+        releases.get("9.9.1")
+    path.write_text(text + text)
+    with pytest.raises(IntegrityFault, match="each with its own"):
         load_releases(path)

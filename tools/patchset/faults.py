@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
+from msgspec import Meta
 from packaging.version import Version
-from pydantic import Field, ValidationError, field_validator
 
 from patchset.errors import IntegrityFault
-from patchset.releases import Strict
+from patchset.releases import Strict, parse_toml
 
 Grade = Literal["E", "S", "R", "?"]
-Release = Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
-Releases = Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+(\.\.\d+\.\d+\.\d+)?$")]
+Release = Annotated[str, Meta(pattern=r"^\d+\.\d+\.\d+\Z")]
+Releases = Annotated[str, Meta(pattern=r"^\d+\.\d+\.\d+(\.\.\d+\.\d+\.\d+)?\Z")]
 
 
-class Span(Strict):
+class Span(Strict, frozen=True):
     """Releases with a fault: from ``first`` up to, not including, ``healed`` (None: all later)."""
 
     first: Release
@@ -34,30 +34,26 @@ class Span(Strict):
         return f"{self.first} – {f'before {self.healed}' if self.healed else ''}".rstrip()
 
 
-class Fault(Strict):
+class Fault(Strict, frozen=True, kw_only=True):
     """One defect or gap of vLLM. ``pattern`` is None when no log shows the fault.
 
     A key of ``notes`` is a release, or the first and last of several: ``0.15.0..0.17.1``.
     """
 
-    id: Annotated[str, Field(pattern=r"^F\d{2}$")]
-    title: Annotated[str, Field(min_length=1)]
-    symptom: Annotated[str, Field(min_length=1)]
+    id: Annotated[str, Meta(pattern=r"^F\d{2}\Z")]
+    title: Annotated[str, Meta(min_length=1)]
+    symptom: Annotated[str, Meta(min_length=1)]
     pattern: str | None = None
-    affected: Annotated[list[Span], Field(min_length=1)]
+    affected: Annotated[list[Span], Meta(min_length=1)]
     grade: Grade
-    evidence: Annotated[str, Field(min_length=1)]
-    notes: dict[Releases, str] = Field(default_factory=dict)
+    evidence: Annotated[str, Meta(min_length=1)]
+    notes: dict[Releases, str] = msgspec.field(default_factory=dict)
 
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, value: str | None) -> str | None:
-        if value is not None:
-            try:
-                re.compile(value)
-            except re.error as fault:
-                raise ValueError(f"not a regular expression: {fault}") from fault
-        return value
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.pattern or "")
+        except re.error as fault:
+            raise ValueError(f"pattern: not a regular expression: {fault}") from fault
 
     def affects(self, version: str) -> bool:
         """Whether stock vLLM of that version has the fault."""
@@ -76,22 +72,19 @@ class Fault(Strict):
         return self.pattern is not None and re.search(self.pattern, text) is not None
 
 
-class _File(Strict):
-    fault: Annotated[list[Fault], Field(min_length=1)]
+class _File(Strict, frozen=True):
+    fault: Annotated[list[Fault], Meta(min_length=1)]
 
 
 def load_faults(path: Path) -> tuple[Fault, ...]:
     """Read and validate ``faults.toml``; :class:`IntegrityFault` names the faulty key."""
     try:
-        faults = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).fault
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError as fault:
         raise IntegrityFault(f"{path}: is missing") from fault
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
+    except UnicodeDecodeError as fault:
         raise IntegrityFault(f"{path}: is not valid TOML: {fault}") from fault
-    except ValidationError as fault:
-        first = fault.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise IntegrityFault(f"{path}: {place}: {first['msg']}") from fault
+    faults = parse_toml(text, _File, str(path)).fault
     ids = [fault.id for fault in faults]
     if ids != sorted(set(ids)):
         raise IntegrityFault(f"{path}: the fault ids are not distinct and in order")

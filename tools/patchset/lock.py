@@ -7,7 +7,8 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, ValidationError
+import msgspec
+from msgspec import Meta
 
 from patchset.errors import IntegrityFault
 from patchset.releases import Sha256, Strict
@@ -17,33 +18,33 @@ SCHEMA: Final = "vllm-kimi-eagle3/series-lock/1"
 NAME = "series.lock"
 
 
-class LockedStep(Strict):
+class LockedStep(Strict, frozen=True):
     """A path's checksum after one step (a patch's name, or ``overlay``); ``None``: deleted."""
 
     step: str
     sha256: Sha256 | None
 
 
-class LockedPath(Strict):
+class LockedPath(Strict, frozen=True):
     """One touched path. ``None`` for a checksum means that there is no such file."""
 
     before: Sha256 | None
     after: Sha256 | None
     mode: Literal["100644"]
-    steps: Annotated[list[LockedStep], Field(min_length=1)]
+    steps: Annotated[list[LockedStep], Meta(min_length=1)]
 
 
-class LockedPart(Strict):
+class LockedPart(Strict, frozen=True):
     """A patch or overlay file of the series."""
 
     name: str
     sha256: Sha256
 
 
-class SeriesLock(Strict):
+class SeriesLock(Strict, frozen=True):
     """The whole lock. ``paths`` is sorted by path."""
 
-    schema_: Literal["vllm-kimi-eagle3/series-lock/1"] = Field(alias="schema")
+    schema: Literal["vllm-kimi-eagle3/series-lock/1"]
     release: str
     digest: Sha256
     patches: list[LockedPart]
@@ -64,7 +65,7 @@ class SeriesLock(Strict):
 
     def dump(self) -> str:
         """The text of the file: stable, one value a line, so that a diff of it can be read."""
-        return self.model_dump_json(by_alias=True, indent=2) + "\n"
+        return self.as_json(indent=2).decode() + "\n"
 
 
 def compute_lock(series: Series, read: Read) -> SeriesLock:
@@ -115,13 +116,11 @@ def load_lock(path: Path) -> SeriesLock:
     """Read and validate a lock; :class:`IntegrityFault` says what is wrong with it."""
     step = "Write it with tools/lock.py --release VERSION."
     try:
-        return SeriesLock.model_validate_json(path.read_bytes())
+        return msgspec.json.decode(path.read_bytes(), type=SeriesLock)
     except FileNotFoundError as fault:
         raise IntegrityFault(f"{path}: is missing", next_step=step) from fault
-    except ValidationError as fault:
-        first = fault.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise IntegrityFault(f"{path}: {place}: {first['msg']}", next_step=step) from fault
+    except msgspec.DecodeError as fault:
+        raise IntegrityFault(f"{path}: {fault}", next_step=step) from fault
 
 
 def check_lock(lock: SeriesLock, series: Series, path: Path) -> None:

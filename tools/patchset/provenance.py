@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, ValidationError
+import msgspec
 
 from patchset.errors import IntegrityFault
 from patchset.paths import PROVENANCE
 from patchset.releases import Sha256, Strict
 
 
-class Source(Strict):
+class Source(Strict, frozen=True):
     """The official artifact that was patched."""
 
     file: str
     sha256: Sha256
 
 
-class AppliedPatch(Strict):
+class AppliedPatch(Strict, frozen=True):
     """A patch and the faults it cures."""
 
     name: str
@@ -27,17 +27,17 @@ class AppliedPatch(Strict):
     faults: list[str]
 
 
-class AddedFile(Strict):
+class AddedFile(Strict, frozen=True):
     """An overlay file, by the path where it landed."""
 
     path: str
     sha256: Sha256
 
 
-class Provenance(Strict):
+class Provenance(Strict, frozen=True):
     """The file's schema. It holds no time and no place, so that builds are reproducible."""
 
-    schema_: Literal["vllm-kimi-eagle3/provenance/1"] = Field(alias="schema")
+    schema: Literal["vllm-kimi-eagle3/provenance/1"]
     release: str
     version: str
     digest: Sha256
@@ -50,10 +50,10 @@ class Provenance(Strict):
     def load(cls, content: bytes, where: str) -> Self:
         """Read the file; :class:`IntegrityFault` if it is not one of ours."""
         try:
-            return cls.model_validate_json(content)
-        except ValidationError as fault:
+            return msgspec.json.decode(content, type=cls)
+        except msgspec.DecodeError as fault:
             raise IntegrityFault(f"{where}: {PROVENANCE} is damaged") from fault
 
     def dump(self) -> bytes:
         """The bytes of the file."""
-        return self.model_dump_json(by_alias=True, indent=2).encode() + b"\n"
+        return self.as_json(indent=2) + b"\n"

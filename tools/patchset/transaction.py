@@ -22,9 +22,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+import msgspec
 
 from patchset.errors import Busy, EnvironmentFault, IntegrityFault, Refused, UnsafePath
 from patchset.lock import digest
@@ -37,8 +37,6 @@ _OLD = ".kimi-eagle3-old"
 
 STATE = "state.json"
 NEW_MODE = 0o644  # of a file that was not there before
-
-NotedPath = Annotated[str, AfterValidator(noted_path)]
 
 Base = Literal["tree", "state"]
 Action = Literal["apply", "reverse"]
@@ -61,7 +59,7 @@ class Edit:
     mtime_ns: int | None = None
 
 
-class JournalEdit(Strict):
+class JournalEdit(Strict, frozen=True):
     """An edit as the journal remembers it."""
 
     base: Base
@@ -69,25 +67,27 @@ class JournalEdit(Strict):
     before: Sha256 | None
     after: Sha256 | None
 
-    @model_validator(mode="after")
-    def _inside(self) -> Self:
+    def __post_init__(self) -> None:
         if self.base == "state" and self.path != STATE:
             raise ValueError(f"{self.path!r} is no state file")
         if self.base == "tree":
             noted_path(self.path)
-        return self
 
 
-class Journal(Strict):
+class Journal(Strict, frozen=True):
     """Schema of ``journal.json``. ``made`` are folders that the run creates, outermost first."""
 
-    schema_: Literal["vllm-kimi-eagle3/journal/1"] = Field(alias="schema")
+    schema: Literal["vllm-kimi-eagle3/journal/1"]
     phase: Literal["staging", "committing"]
     action: Action
     started: str
     edits: list[JournalEdit]
-    made: list[NotedPath]
-    removed: list[NotedPath]
+    made: list[str]
+    removed: list[str]
+
+    def __post_init__(self) -> None:
+        for path in (*self.made, *self.removed):
+            noted_path(path)
 
 
 class Files:
@@ -288,12 +288,12 @@ class _Work:
             self.files.sync(place.parent)
 
     def write_journal(self, phase: Literal["staging", "committing"]) -> None:
-        self.journal = self.journal.model_copy(update={"phase": phase})
-        text = self.journal.model_dump_json(by_alias=True, indent=1)
+        self.journal = msgspec.structs.replace(self.journal, phase=phase)
+        text = self.journal.as_json(indent=1)
         path = self.state_dir / JOURNAL
         new = _beside(path, _NEW)
         self.files.unlink(new)
-        self.files.create(new, text.encode())
+        self.files.create(new, text)
         self.settle(new, NEW_MODE)
         self.files.sync(new)
         self.files.rename(new, path)
@@ -378,12 +378,12 @@ def interrupted(state_dir: Path) -> Journal | None:
     """The journal of a run that did not end, if there is one. Changes nothing."""
     path = state_dir / JOURNAL
     try:
-        return Journal.model_validate_json(path.read_bytes())
+        return msgspec.json.decode(path.read_bytes(), type=Journal)
     except FileNotFoundError:
         return None
     except NotADirectoryError:
         return None
-    except ValidationError as fault:
+    except msgspec.DecodeError as fault:
         raise IntegrityFault(
             f"{path}: is not a journal that these tools wrote",
             next_step="Restore the tree from its origin; this file says what was being changed.",

@@ -149,7 +149,7 @@ def release_of(tree: Tree, project: Project, named: str | None = None) -> Releas
                 raise
     if wanted is None:
         if found is None:
-            known = ", ".join(item.version for item in project.releases.release)
+            known = ", ".join(project.releases.versions)
             raise UnknownRelease(
                 f"{tree.root}: is vLLM {version or 'of an unknown release'}; there is a series for "
                 f"{known}",
@@ -208,7 +208,8 @@ def _pin(project: Project, version: str | None) -> Release | None:
         return None
     if parsed.is_prerelease:
         return None
-    return next((item for item in project.releases.release if item.version == parsed.public), None)
+    known = project.releases.versions
+    return project.release(parsed.public) if parsed.public in known else None
 
 
 def _by_checksums(tree: Tree, project: Project) -> Release | None:
