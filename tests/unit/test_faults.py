@@ -14,12 +14,22 @@ from patchset.project import Project
 
 FILE = Path(__file__).resolve().parents[2] / "patches" / "faults.toml"
 FAULTS = load_faults(FILE)
+VERSIONS = [release.version for release in Project.here().releases.release]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
-def test_pattern_finds_its_own_symptom_only(fault: Fault) -> None:
-    found = [other.id for other in FAULTS if fault.seen_in(other.symptom)]
-    assert found == ([fault.id] if fault.pattern else [])
+def test_a_pattern_finds_every_sample_of_its_own_fault(fault: Fault) -> None:
+    missed = [sample for sample in fault.samples if not fault.seen_in(sample)]
+    assert not missed
+    assert fault.samples or fault.seen_in(fault.symptom), "the pattern has nothing that it finds"
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+def test_a_pattern_finds_no_other_fault_of_the_same_release(fault: Fault) -> None:
+    for other in FAULTS:
+        shared = [v for v in VERSIONS if fault.affects(v) and other.affects(v)]
+        found = [text for text in (other.symptom, *other.samples) if fault.seen_in(text)]
+        assert other is fault or not (shared and found), f"{other.id}, in {shared}"
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)

@@ -35,15 +35,18 @@ class Span(Strict, frozen=True):
 
 
 class Fault(Strict, frozen=True, kw_only=True):
-    """One defect or gap of vLLM. ``pattern`` is None when no log shows the fault.
+    """One defect or gap of vLLM. ``samples`` are log lines that show it, besides ``symptom``.
 
+    ``pattern`` finds it in a log: in ``symptom``, or in ``samples`` where the symptom is a
+    description.
     A key of ``notes`` is a release, or the first and last of several: ``0.15.0..0.17.1``.
     """
 
     id: Annotated[str, Meta(pattern=r"^F\d{2}\Z")]
     title: Annotated[str, Meta(min_length=1)]
     symptom: Annotated[str, Meta(min_length=1)]
-    pattern: str | None = None
+    pattern: Annotated[str, Meta(min_length=1)]
+    samples: list[str] = msgspec.field(default_factory=list)
     affected: Annotated[list[Span], Meta(min_length=1)]
     grade: Grade
     evidence: Annotated[str, Meta(min_length=1)]
@@ -51,7 +54,7 @@ class Fault(Strict, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         try:
-            re.compile(self.pattern or "")
+            re.compile(self.pattern)
         except re.error as fault:
             raise ValueError(f"pattern: not a regular expression: {fault}") from fault
 
@@ -69,7 +72,11 @@ class Fault(Strict, frozen=True, kw_only=True):
 
     def seen_in(self, text: str) -> bool:
         """Whether `text` (a log, an error message) shows the fault."""
-        return self.pattern is not None and re.search(self.pattern, text) is not None
+        return bool(self.places(text))
+
+    def places(self, text: str) -> list[int]:
+        """Where in `text` the fault shows, as offsets; its pattern stays within a line."""
+        return [found.start() for found in re.finditer(self.pattern, text)]
 
 
 class _File(Strict, frozen=True):

@@ -1,0 +1,225 @@
+"""Which fault a vLLM log shows: the first cause, not the last error.
+
+Logs come coloured, prefixed by processes, containers and time stamps, as JSON lines, wrapped by a
+terminal or a chat window, from many workers at once, and cut off anywhere. Only the text of the
+lines counts here: prefixes are taken off, and what was wrapped is also read joined.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+from patchset.errors import EnvironmentFault, UsageFault
+from patchset.faults import Fault
+
+# What is read of a longer log, in bytes: its start, where the first cause is, and its end.
+LIMIT = 16 << 20
+
+_ESCAPE = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])|[\x00-\x08\x0b-\x1f\x7f]"
+)
+# What stands before a line's own text, again and again until none is left: of container logs, of
+# Ray and of vLLM's processes ("(EngineCore_DP0 pid=1) ", "(Worker_TP3 pid=1) ERROR 11-29 1:02:03").
+# see vllm/logger.py and vllm/utils/system_utils.py. The "[core.py:936] " behind that is left: it
+# says whose message it is.
+_STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+_LEVEL = r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
+_PREFIXES = (
+    re.compile(rf"{_STAMP}\s+(?:std(?:out|err)\s+[FP]\s+)?"),
+    re.compile(r"\w{3} [ \d]\d \d\d:\d\d:\d\d \S+ \S+?(?:\[\d+\])?: "),
+    re.compile(r"[\w.-]+\s*\| "),
+    re.compile(r"\([^()]*\bpid=\d+[^()]*\)\s?"),
+    re.compile(rf"{_LEVEL}(?::|\s+(?:\d{{4}}-)?\d\d-\d\d \d\d:\d\d:\d\d)\s*"),
+)
+_ERROR = re.compile(
+    r"(?:^|[\s:])(?P<name>(?:\w+\.)*[A-Z]\w*(?:Error|Exception|OutOfResources)): \S"
+)
+_BARE = re.compile(r"^(?:\[[\w./-]+:\d+\])?\s*(?:\w+\.)*(?P<name>[A-Z]\w*(?:Error|Exception))\s*$")
+# Errors that only say that another process failed.
+_SECOND_HAND = re.compile(
+    r"Engine core initialization failed|EngineDeadError|See (?:root cause|stack trace) \(?above"
+    r"|WorkerProc initialization failed|Executor failed|ray\.exceptions|RayTaskError|cancelled"
+)
+_RELEASE = re.compile(
+    r"(?:API server version|V1 LLM engine \(v?|vLLM version|vllm[=-]=?)\s*v?"
+    r"(?P<release>\d+\.\d+\.\d+)(?P<local>\+[\w.]+)?"
+)
+_QUIET = ("DEBUG", "INFO", "WARNING")
+_JOINED = 6  # lines, at most, that a wrapped message takes
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: its number in the log (from 1), its text without prefixes, its level if given.
+
+    ``width`` is its length as it stood, prefixes and all: equal ones in a row were wrapped.
+    """
+
+    number: int
+    text: str
+    level: str | None
+    prefixed: bool
+    width: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault and where it shows first. ``fatal``: not in a line that is only a warning."""
+
+    fault: Fault
+    line: int
+    text: str
+    fatal: bool
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a log tells. ``findings`` are in the order of the log, one for each fault.
+
+    ``release`` and ``local`` are the version in the log (``0.16.0``, ``+kimi.eagle3.1``) if it
+    stands there. ``error`` is the first error of its own (not second hand), known or not.
+    """
+
+    release: str | None
+    local: str | None
+    findings: tuple[Finding, ...]
+    error: Line | None
+
+    @property
+    def cause(self) -> Finding | None:
+        """The first fault in an error line; without one, the first that is only hinted at."""
+        return next((item for item in self.findings if item.fatal), None) or next(
+            iter(self.findings), None
+        )
+
+
+def read_log(path: Path) -> str:
+    """The text of a log file, of a huge one its first and last 8 MiB.
+
+    Raises :class:`EnvironmentFault` if it cannot be read, :class:`UsageFault` if it is no text.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            if size <= LIMIT:
+                data = file.read(LIMIT)
+            else:
+                data = file.read(LIMIT // 2)
+                file.seek(-LIMIT // 2, 2)
+                data += b"\n" + file.read(LIMIT // 2)
+    except OSError as fault:
+        raise EnvironmentFault(f"{path}: cannot be read: {fault.strerror or fault}") from fault
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return data.decode("utf-16", "replace")
+    if data[:4096].count(0) > 64:
+        raise UsageFault(
+            f"{path}: is not a text file", next_step="Give the log itself, unpacked if compressed."
+        )
+    return data.decode("utf-8", "replace")
+
+
+def split_log(text: str) -> list[Line]:
+    """The lines of a log without colours and prefixes; those without any text are left out."""
+    lines = []
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    for number, plain in enumerate(_ESCAPE.sub("", text).split("\n"), 1):
+        if not plain.strip():
+            continue
+        for part in _from_json(plain).split("\n"):
+            rest, level, prefixed = part, None, part is not plain
+            while found := next((m for p in _PREFIXES if (m := p.match(rest))), None):
+                level = found.groupdict().get("level") or level
+                rest, prefixed = rest[found.end() :], True
+            lines.append(Line(number, rest, level, prefixed, len(plain)))
+    return lines
+
+
+def _from_json(text: str) -> str:
+    """The message of a line in JSON form, or the line as it is."""
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    parts = [record.get(key) for key in ("message", "msg", "log", "exc_info", "exception")]
+    found = "\n".join(part for part in parts if isinstance(part, str))
+    return (
+        f"{record.get('level') or record.get('levelname') or 'ERROR'}: {found}" if found else text
+    )
+
+
+class _Searchable:
+    """Many passages in one text, so that a pattern is searched for once."""
+
+    def __init__(self, passages: Sequence[tuple[Line, str]]) -> None:
+        self._lines = [line for line, _ in passages]
+        self._text = "\n".join(passage for _, passage in passages)
+        self._starts = list(accumulate((len(text) + 1 for _, text in passages), initial=0))
+
+    def lines_with(self, fault: Fault) -> list[Line]:
+        """The lines whose passages show the fault."""
+        return [self._lines[bisect(self._starts, at) - 1] for at in fault.places(self._text)]
+
+
+def diagnose(text: str, faults: Sequence[Fault]) -> Diagnosis:
+    """Find the faults of ``faults`` in a log's text.
+
+    Where the log names its release, only faults that stock vLLM of it has are looked for.
+    """
+    lines = split_log(text)
+    versions = [found for line in lines if (found := _RELEASE.search(line.text))]
+    release = versions[0]["release"] if versions else None
+    known = [fault for fault in faults if release is None or fault.affects(release)]
+    whole = _Searchable([(line, line.text) for line in lines])
+    joined = _Searchable(_joined(lines))
+    findings = []
+    for fault in known:
+        if seen := whole.lines_with(fault) or joined.lines_with(fault):
+            line = min(seen, key=lambda line: (line.level in _QUIET, line.number))
+            fatal = line.level not in _QUIET
+            findings.append(Finding(fault, line.number, line.text.strip(), fatal))
+    return Diagnosis(
+        release=release,
+        local=versions[0]["local"] if versions else None,
+        findings=tuple(sorted(findings, key=lambda item: item.line)),
+        error=next((line for line in lines if _is_error(line)), None),
+    )
+
+
+def _is_error(line: Line) -> bool:
+    if line.level in _QUIET or _SECOND_HAND.search(line.text):
+        return False
+    return bool(_ERROR.search(line.text) or _BARE.match(line.text))
+
+
+def _joined(lines: Sequence[Line]) -> list[tuple[Line, str]]:
+    """Each run of lines that may be one wrapped message, joined in both ways, under its first line.
+
+    A wrapped message goes on in lines without a prefix. Cut at a column, its parts have one width;
+    cut between words, they are about as wide.
+    """
+    passages = []
+    for start, first in enumerate(lines):
+        end, widest = start + 1, first.width
+        while (
+            end < min(start + _JOINED, len(lines))
+            and not lines[end].prefixed
+            and lines[end].number == lines[end - 1].number + 1
+            and lines[end - 1].width >= 0.6 * widest
+            and lines[end].width <= 1.4 * widest
+        ):
+            widest = max(widest, lines[end].width)
+            end += 1
+        texts = [line.text for line in lines[start:end]]
+        if len(texts) > 1:
+            passages.append((first, "".join(texts)))
+            passages.append((first, " ".join(text.strip() for text in texts)))
+    return passages
