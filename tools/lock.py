@@ -28,9 +28,13 @@ def lock(
     check: bool,
     json: bool,
 ) -> None:
-    """Apply the series of RELEASE in memory to its pristine source and write series.lock."""
+    """Apply the series of RELEASE in memory to its pristine source and write series.lock.
+
+    Patches that are equal in several releases become links to the oldest of them.
+    """
 
     def job(progress: Progress) -> Report:
+        from patchset import links
         from patchset.download import download
         from patchset.errors import IntegrityFault
         from patchset.lock import compute_lock, write_whole
@@ -50,18 +54,28 @@ def lock(
             raise IntegrityFault(
                 f"{path}: is stale", next_step=f"Write it with tools/lock.py --release {release}."
             )
+        folder = project.root / "patches"
+        copies = [f"{item.parent.name}/{item.name}" for item in links.equal(folder)]
+        if check and copies:
+            raise IntegrityFault(
+                f"{copies[0]}: is a copy of an older release's patch, or a link to a later one's",
+                next_step=f"Let tools/lock.py --release {release} make the links.",
+            )
         if not same:
             write_whole(path, text)
+        linked = links.link(folder)
         return LockReport(
             schema=schema("lock"),
-            result="nothing-to-do" if same else "done",
+            result="nothing-to-do" if same and not copies else "done",
             exit_code=0,
-            message=f"{path} ({len(computed.paths)} paths, digest {computed.digest})",
+            message=f"{path} ({len(computed.paths)} paths, digest {computed.digest})"
+            + (f"; links now: {', '.join(linked)}" if linked else ""),
             release=release,
             lock=str(path),
             digest=computed.digest,
             patches=[patch.name for patch in series.patches],
             paths=list(computed.paths),
+            linked=linked,
         )
 
     execute("lock", json, job)

@@ -110,6 +110,23 @@ def test_carrying_to_the_same_source_changes_nothing(next_world: World) -> None:
     assert old.overlay == new.overlay
 
 
+def test_patches_that_come_out_equal_are_links(next_world: World) -> None:
+    world, third = next_world, "9.9.2"
+    attempt(world)
+    pins = world.root / "patches" / "releases.toml"
+    head, mark, last = pins.read_text().rpartition("[[release]]")
+    pins.write_text(head + mark + last + "\n" + mark + last.replace(NEXT, third))
+    work = world.root / "work"
+    outcome = carry(Project(world.root), NEXT, third, PRISTINE.get, PRISTINE.get, work)
+    names = [patch.name for patch in Project(world.root).series(third).patches]
+    assert list(outcome.linked) == [f"v{third}/{name}" for name in names]
+    assert f"links now: v{third}/0001" in rebase_report(outcome, NEXT, third, dry_run=False).message
+    for name in names:
+        assert (world.root / "patches" / f"v{third}" / name).readlink() == Path(
+            f"../v{NEXT}/{name}"
+        )
+
+
 def test_what_the_release_has_already_is_dropped_and_shown(next_world: World) -> None:
     outcome = attempt(next_world, {ALPHA: TAKEN})
     assert states(outcome) == ["carried", "dropped", "carried", "carried"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 
+from patchset import links
 from patchset.project import Project
 from patchset.releases import Release
 from patchset.series import Patch
@@ -19,6 +21,15 @@ PATCHES = [patch for item in RELEASES for patch in PROJECT.series(item.version).
 def test_the_lock_is_fresh(release: Release) -> None:
     lock = PROJECT.lock(release.version)
     assert lock.digest == PROJECT.series(release.version).digest
+
+
+def test_no_patch_is_kept_twice() -> None:
+    """Equal ones are links to the oldest release that has it: ``make series-lock``."""
+    folder = PROJECT.root / "patches"
+    assert links.equal(folder) == {}, "run: make series-lock"
+    files = [path for path in folder.glob("*/*.patch") if not path.is_symlink()]
+    twice = Counter(path.read_bytes() for path in files).most_common(1)[0][1] > 1
+    assert not twice, "the same bytes under two names"
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda item: item.name)

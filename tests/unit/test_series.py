@@ -64,7 +64,7 @@ def _link(folder: Path) -> None:
         (_edit("series", lambda text: text + "../../x.patch\n"), "NNNN-slug"),
         (_edit("series", lambda text: "\n".join(text.splitlines()[::-1])), "order"),
         (_rename, "not a file"),
-        (_link, "not a file"),
+        (_link, "which is a link to"),
         (lambda folder: (folder / "series").unlink(), "is missing"),
         (_edit("0001-first-change.patch", lambda text: text.replace("\n", "\r\n")), "CRLF"),
         (_edit("0001-first-change.patch", lambda text: text.split("diff")[0]), "no 'diff"),

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from patchset import links
 from patchset.diff import FileDiff, split_lines
 from patchset.errors import EnvironmentFault, IntegrityFault, Refused, UsageFault
 from patchset.lock import NAME, compute_lock, digest
@@ -59,7 +60,8 @@ class Carried:
 class Outcome:
     """``work`` is the folder of an open conflict, ``series`` the new series where it was written.
 
-    Without a conflict, ``patches`` are the contents of the new patch files, in order.
+    Without a conflict, ``patches`` are the contents of the new patch files, in order; ``linked``
+    are those (of any release) that became links to an equal one, ``vA.B.C/NAME``.
     """
 
     steps: tuple[Carried, ...]
@@ -67,6 +69,7 @@ class Outcome:
     overlay: tuple[OverlayFile, ...] = ()
     work: Path | None = None
     series: Series | None = None
+    linked: tuple[str, ...] = ()
 
     @property
     def conflict(self) -> Carried | None:
@@ -125,7 +128,8 @@ def carry(
         return outcome
     written = _write(project.root, new.directory, new.version, outcome, read_target)
     shutil.rmtree(work, ignore_errors=True)
-    return Outcome(outcome.steps, outcome.patches, outcome.overlay, None, written)
+    linked = tuple(links.link(project.root / "patches"))
+    return Outcome(outcome.steps, outcome.patches, outcome.overlay, None, written, linked)
 
 
 class _Job:

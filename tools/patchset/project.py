@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
+from patchset.errors import Refused
 from patchset.lock import NAME, SeriesLock, check_lock, load_lock
 from patchset.releases import Release, Releases, load_releases
 from patchset.series import Series, load_series
@@ -39,6 +40,7 @@ class Project:
         """The series of a release, cut after its first ``upto`` patches if given."""
         release = self.release(version)
         if release.version not in self._series:
+            self._require_series(release)
             loaded = load_series(self.root, release.directory, release.version)
             self._series[release.version] = loaded
         return self._series[release.version].cut(upto)
@@ -46,8 +48,21 @@ class Project:
     def lock(self, version: str, *, check: bool = True) -> SeriesLock:
         """The lock of a release. With ``check``, it must fit the whole series on disk."""
         release = self.release(version)
+        self._require_series(release)
         path = self.lock_path(release)
         lock = load_lock(path)
         if check:
             check_lock(lock, self.series(version), path)
         return lock
+
+    def has_series(self, version: str) -> bool:
+        """Whether there is a folder of patches for that release."""
+        return (self.root / "patches" / f"v{version}").is_dir()
+
+    def _require_series(self, release: Release) -> None:
+        if not self.has_series(release.version):
+            have = [item for item in self.releases.versions if self.has_series(item)]
+            raise Refused(
+                f"vLLM {release.version} is pinned, but there is no series for it yet",
+                next_step=f"Use one of the releases that have one: {', '.join(have) or 'none'}.",
+            )

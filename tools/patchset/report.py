@@ -121,13 +121,14 @@ class WheelReport(Report, frozen=True):
 
 
 class LockReport(Report, frozen=True):
-    """``tools/lock.py``."""
+    """``tools/lock.py``. ``linked`` are patches that became links to an equal one."""
 
     release: str
     lock: str
     digest: str
     patches: list[str]
     paths: list[str]
+    linked: list[str]
 
 
 class BenchLine(Strict, frozen=True):
@@ -257,6 +258,7 @@ def rebase_report(
     result: Result = "would-do" if dry_run else "done"
     message = f"{count} patches of {source} carried to {target}"
     message += f", {len(dropped)} dropped as already there" if dropped else ""
+    message += f"; equal ones are links now: {', '.join(outcome.linked)}" if outcome.linked else ""
     if step := outcome.conflict:
         result = "conflict"
         message = f"{step.name} does not merge onto {target} by itself" + (

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from patchset import links
 from patchset.diff import FileDiff, named_paths, parse_diff
 from patchset.errors import IntegrityFault, Refused, UsageFault
 from patchset.paths import check_path
@@ -212,8 +213,8 @@ def load_series(root: Path, directory: str, release: str) -> Series:
             raise IntegrityFault(f"{listing}: {name!r} is not of the form NNNN-slug.patch")
         if names.count(name) > 1:
             raise IntegrityFault(f"{listing}: lists {name} more than once")
-        if not (folder / name).is_file() or (folder / name).is_symlink():
-            raise IntegrityFault(f"{listing}: lists {name}, which is not a file in {folder}")
+        if reason := links.problem(folder / name):
+            raise IntegrityFault(f"{listing}: lists {name}, {reason}")
     if unlisted := sorted({item.name for item in folder.glob("*.patch")} - set(names)):
         raise IntegrityFault(f"{listing}: does not list {', '.join(unlisted)}")
     if names != sorted(names):

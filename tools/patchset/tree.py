@@ -149,7 +149,8 @@ def release_of(tree: Tree, project: Project, named: str | None = None) -> Releas
                 raise
     if wanted is None:
         if found is None:
-            known = ", ".join(project.releases.versions)
+            versions = project.releases.versions
+            known = ", ".join(item for item in versions if project.has_series(item))
             raise UnknownRelease(
                 f"{tree.root}: is vLLM {version or 'of an unknown release'}; there is a series for "
                 f"{known}",

@@ -1,0 +1,85 @@
+"""Equal patches of several releases: one file in the oldest of them, and links to it.
+
+``patches/v0.18.1/0009-x.patch`` may be the symbolic link ``../v0.18.0/0009-x.patch``, so that
+``git am patches/v0.18.1/*.patch`` works with plain git and no hunk is kept twice.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from pathlib import Path
+
+_FOLDER = re.compile(r"v\d+\.\d+\.\d+(\.post\d+)?")
+
+
+def problem(path: Path) -> str | None:
+    """Why ``path`` is no patch file to read, or ``None``.
+
+    A link has to name a regular file of the same name in another release's folder, in the form
+    ``../vA.B.C/NAME``: what it names is then checked in, and locked, like any other patch.
+    """
+    if not path.is_symlink():
+        if not path.is_file():
+            return "which is not a file"
+        with path.open("rb") as file:
+            lost = file.read(4) == b"../v"  # no mail begins so
+        return "which was unpacked or checked out without its symbolic link" if lost else None
+    text = os.readlink(path)
+    above, _, rest = text.partition("/")
+    folder, _, name = rest.partition("/")
+    if above != ".." or name != path.name or not _FOLDER.fullmatch(folder):
+        return f"which is a link to {text!r}, not to ../vA.B.C/{path.name}"
+    place = path.parent.parent / folder
+    if place.is_symlink() or (place / name).is_symlink() or not (place / name).is_file():
+        return f"which is a link to {text}, and that is not a regular file"
+    return None
+
+
+def equal(patches: Path) -> dict[Path, Path | None]:
+    """What is to be changed so that no two patch files below ``patches`` are equal.
+
+    Maps a file to the one that it has to link to; ``None``: it has to be a regular file itself,
+    as the oldest release's is, but is a link.
+    """
+    holders: dict[tuple[str, bytes], list[Path]] = defaultdict(list)
+    for folder in _folders(patches):
+        for path in sorted(folder.glob("*.patch")):
+            if path.is_file():
+                holders[path.name, path.read_bytes()].append(path)
+    wanted: dict[Path, Path | None] = {}
+    for oldest, *later in holders.values():
+        if oldest.is_symlink():
+            wanted[oldest] = None
+        for path in later:
+            if not path.is_symlink() or os.readlink(path) != _text(oldest):
+                wanted[path] = oldest
+    return wanted
+
+
+def link(patches: Path) -> list[str]:
+    """Make the changes that :func:`equal` tells; returns the links made, ``vA.B.C/NAME``.
+
+    Each file is replaced in one step, and first those that others will link to.
+    """
+    wanted = equal(patches)
+    for path, target in sorted(wanted.items(), key=lambda item: item[1] is not None):
+        new = path.with_name(f".{path.name}.new")
+        new.unlink(missing_ok=True)
+        if target is None:
+            new.write_bytes(path.read_bytes())
+        else:
+            new.symlink_to(_text(target))
+        os.replace(new, path)
+    return sorted(f"{path.parent.name}/{path.name}" for path, target in wanted.items() if target)
+
+
+def _folders(patches: Path) -> list[Path]:
+    """The folders of releases, oldest first."""
+    found = [item for item in patches.iterdir() if _FOLDER.fullmatch(item.name)]
+    return sorted(found, key=lambda item: [int(part) for part in re.findall(r"\d+", item.name)])
+
+
+def _text(target: Path) -> str:
+    return f"../{target.parent.name}/{target.name}"
