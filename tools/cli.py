@@ -34,6 +34,9 @@ _WORD = {
     "would-do": "would do",
     "state": "state",
     "conflict": "stopped",
+    "go": "go",
+    "warned": "go, with care",
+    "stop": "stop",
 }
 
 EXIT_CODES = (
@@ -45,10 +48,10 @@ EXIT_CODES = (
 json_option = click.option("--json", is_flag=True, help="Print one JSON document.")
 
 
-def command(function: Callable[..., None]) -> click.Command:
+def command(function: Callable[..., None], codes: str = EXIT_CODES) -> click.Command:
     """Make a function with click's options a command whose help ends with the exit codes."""
     settings = {"show_default": True}
-    return click.command(epilog=EXIT_CODES, context_settings=settings)(function)
+    return click.command(epilog=codes, context_settings=settings)(function)
 
 
 def run(app: click.Command, name: str) -> None:

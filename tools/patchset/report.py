@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 PREFIX = "vllm-kimi-eagle3"
 
-Result = Literal["done", "nothing-to-do", "would-do", "state", "conflict", "error"]
+Result = Literal[
+    "done", "nothing-to-do", "would-do", "state", "conflict", "error", "go", "warned", "stop"
+]
 
 
 class Report(Strict, frozen=True):
@@ -197,6 +199,88 @@ class FetchReport(Report, frozen=True):
     file: str
     path: str
     sha256: str
+
+
+class CheckReport(Strict, frozen=True):
+    """One question of the doctor: see ``advice.checks.Check``."""
+
+    id: str
+    level: Literal["pass", "note", "warn", "stop"]
+    what: str
+    reason: str
+    cure: str | None
+    fault: str | None
+
+
+class DoctorReport(Report, frozen=True):
+    """``tools/doctor.py``: ``result`` is ``go``, ``warned`` or ``stop`` by the heaviest check.
+
+    ``command`` are the words to run, empty where nothing can be run. ``fixed`` is the folder with
+    the corrected config.json, ``changes`` what is different in it.
+    """
+
+    release: str
+    series: bool
+    target: str
+    drafter: str
+    checks: list[CheckReport]
+    command: list[str]
+    fixed: str | None
+    changes: list[str]
+    notes: list[str]
+
+    def lines(self) -> list[str]:
+        """A table, the changes made, and the command."""
+        from io import StringIO
+        from os import environ
+        from shutil import get_terminal_size
+        from sys import stdout
+
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        colours = {"stop": "bold red", "warn": "yellow", "note": "cyan", "pass": "green"}
+        table = Table(title=f"{self.target} with {self.drafter}")
+        table.add_column("")
+        table.add_column("about")
+        table.add_column("found", overflow="fold", ratio=3)
+        table.add_column("to do", overflow="fold", ratio=2)
+        cured = [check for check in self.checks if check.fault and check.level == "pass"]
+        rest = [check for check in self.checks if check not in cured]
+        for check in sorted(rest, key=lambda check: list(colours).index(check.level)):
+            level = Text(check.level, style=colours[check.level])
+            # Not as markup: a name may hold brackets.
+            table.add_row(level, *map(Text, (check.what, check.reason, check.cure or "")))
+        if cured:
+            told = ", ".join(str(check.fault) for check in cured)
+            told = f"met in the stock release and cured by the series: {told}"
+            table.add_row(Text("pass", style=colours["pass"]), "faults", told, "")
+        seen = stdout is not None and stdout.isatty() and "NO_COLOR" not in environ
+        width = max(80, get_terminal_size((110, 24)).columns)
+        page = StringIO()
+        Console(file=page, width=width, force_terminal=seen, highlight=False).print(table)
+        lines = [line.rstrip() for line in page.getvalue().splitlines()]
+        if self.fixed:
+            lines += [f"written to {self.fixed}:", *(f"  {change}" for change in self.changes)]
+        lines += self.notes
+        if self.command:
+            lines += ["", *shell_lines(self.command), ""]
+        return lines
+
+
+def shell_lines(words: list[str]) -> list[str]:
+    """One command for a shell, an option on each line."""
+    from shlex import quote
+
+    lines = [" ".join(map(quote, words[:3]))]
+    for word in words[3:]:
+        if word.startswith("--"):
+            lines[-1] += " \\"
+            lines.append(f"    {word}")
+        else:
+            lines[-1] += f" {quote(word)}"
+    return lines
 
 
 def schema(command: str) -> str:

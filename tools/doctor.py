@@ -1,0 +1,157 @@
+"""Will this target, drafter, release and these cards work together? A second, without a GPU."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cli import EXIT_CODES, click, command, execute, json_option, run
+
+if TYPE_CHECKING:
+    from advice.examine import Examination
+    from patchset.archive import Progress
+    from patchset.report import Report
+
+CODES = EXIT_CODES.replace(
+    "0 done or nothing to do", "0 go, 10 go with care (a warning), 11 stop (it cannot work)"
+)
+
+
+@partial(command, codes=CODES)
+@click.option("--target", help="Folder or hub id of the target, e.g. moonshotai/Kimi-K2.5.")
+@click.option("--drafter", help="Folder or hub id of the EAGLE-3 drafter.")
+@click.option("--release", help="The vLLM release, with this repository's series.")
+@click.option("--stock", is_flag=True, help="The release as published, without the series.")
+@click.option(
+    "--env",
+    type=click.Path(path_type=Path),
+    help="A Python, an environment or a checkout: judge the vLLM that is there.",
+)
+@click.option("--gpus", help="The cards, e.g. 8xRTX-PRO-6000 or 8xB200.")
+@click.option("--tp", type=click.IntRange(min=1), default=1, help="Tensor parallel size.")
+@click.option("--pp", type=click.IntRange(min=1), default=1, help="Pipeline parallel size.")
+@click.option("--dcp", type=click.IntRange(min=1), default=1, help="Decode context parallel size.")
+@click.option("--kv-cache-dtype", help="As for vllm serve: auto, bfloat16, fp8, ...")
+@click.option("--attention-backend", help="As for vllm serve, e.g. TRITON_MLA.")
+@click.option("--draft-attention-backend", help="The drafter's own attention backend.")
+@click.option(
+    "--max-model-len", type=click.IntRange(min=1), help="Longest sequence to serve, in tokens."
+)
+@click.option("--max-num-seqs", type=click.IntRange(min=1), help="Requests served at once.")
+@click.option(
+    "--gpu-memory-utilization",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Share of each card's memory that vLLM may take.",
+)
+@click.option(
+    "--num-speculative-tokens",
+    type=click.IntRange(1, 64),
+    default=3,
+    help="Draft tokens in a round.",
+)
+@click.option(
+    "--fix",
+    type=click.Path(path_type=Path),
+    help="Write the drafter's config.json, corrected, to this new folder, with links to its other "
+    "files, and judge that.",
+)
+@json_option
+def doctor(
+    target: str | None,
+    drafter: str | None,
+    release: str | None,
+    stock: bool,
+    env: Path | None,
+    gpus: str | None,
+    tp: int,
+    pp: int,
+    dcp: int,
+    kv_cache_dtype: str | None,
+    attention_backend: str | None,
+    draft_attention_backend: str | None,
+    max_model_len: int | None,
+    max_num_seqs: int | None,
+    gpu_memory_utilization: float | None,
+    num_speculative_tokens: int,
+    fix: Path | None,
+    json: bool,
+) -> None:
+    """Say whether TARGET and DRAFTER will work together, what to change, and what to run.
+
+    Reads configuration files and the headers of the weights: no weights, no GPU, no torch, no vLLM.
+    """
+
+    def job(progress: Progress) -> Report:
+        from advice.examine import examine
+        from advice.setup import Setup
+        from patchset.errors import UsageFault
+        from patchset.project import Project
+
+        if target is None or drafter is None:
+            raise UsageFault("--target and --drafter have to be given")
+        if env is not None and stock:
+            raise UsageFault("--env tells what is there; leave out --stock")
+        setup = Setup(
+            release=release or "",
+            stock=stock,
+            gpus=gpus,
+            tp=tp,
+            pp=pp,
+            dcp=dcp,
+            kv_cache_dtype=kv_cache_dtype,
+            attention_backend=attention_backend,
+            draft_attention_backend=draft_attention_backend,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            gpu_memory_utilization=gpu_memory_utilization,
+            num_speculative_tokens=num_speculative_tokens,
+        )
+        found = examine(Project.here(), target, drafter, setup, environment=env, fix=fix)
+        return _report(found)
+
+    execute("doctor", json, job)
+
+
+def _report(found: Examination) -> Report:
+    from advice.checks import EXIT_CODES, LEVELS
+    from patchset.report import CheckReport, DoctorReport, schema
+
+    verdict, rules = found.verdict, found.pair.rules
+    counts = {level: sum(c.level == level for c in found.checks) for level in LEVELS}
+    told = ", ".join(f"{n} {level}" for level, n in reversed(counts.items()) if n)
+    message = f"{rules.name}: {told}"
+    if verdict == "stop":
+        if found.command:
+            message += "; the command above has the cures in it"
+    elif found.command:
+        message += "; measure the acceptance length of what the command above serves"
+    return DoctorReport(
+        schema=schema("doctor"),
+        result="stop" if verdict == "stop" else "warned" if verdict == "warn" else "go",
+        exit_code=EXIT_CODES[verdict],
+        message=message,
+        release=rules.version,
+        series=bool(rules.patches),
+        target=found.pair.target.name,
+        drafter=found.pair.drafter.name,
+        checks=[
+            CheckReport(
+                id=check.id,
+                level=check.level,
+                what=check.what,
+                reason=check.reason,
+                cure=check.cure,
+                fault=check.fault,
+            )
+            for check in found.checks
+        ],
+        command=list(found.command),
+        fixed=str(found.fixed) if found.fixed else None,
+        changes=list(found.changes),
+        notes=[],
+    )
+
+
+if __name__ == "__main__":
+    run(doctor, "doctor")
