@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cli import EXIT_CODES, click, command, execute, json_option, run
 
 if TYPE_CHECKING:
+    from advice.checks import Level
     from advice.examine import Examination
     from patchset.archive import Progress
     from patchset.report import Report
@@ -56,6 +57,12 @@ CODES = EXIT_CODES.replace(
     help="Write the drafter's config.json, corrected, to this new folder, with links to its other "
     "files, and judge that.",
 )
+@click.option("--arithmetic", is_flag=True, help="Show what each card's memory goes to.")
+@click.option(
+    "--log",
+    type=click.Path(path_type=Path),
+    help="Read a vLLM log instead and name the first cause; - for standard input.",
+)
 @json_option
 def doctor(
     target: str | None,
@@ -75,6 +82,8 @@ def doctor(
     gpu_memory_utilization: float | None,
     num_speculative_tokens: int,
     fix: Path | None,
+    arithmetic: bool,
+    log: Path | None,
     json: bool,
 ) -> None:
     """Say whether TARGET and DRAFTER will work together, what to change, and what to run.
@@ -88,6 +97,10 @@ def doctor(
         from patchset.errors import UsageFault
         from patchset.project import Project
 
+        if log is not None:
+            if target or drafter or env or fix:
+                raise UsageFault("--log is read alone")
+            return _log_report(log)
         if target is None or drafter is None:
             raise UsageFault("--target and --drafter have to be given")
         if env is not None and stock:
@@ -108,14 +121,14 @@ def doctor(
             num_speculative_tokens=num_speculative_tokens,
         )
         found = examine(Project.here(), target, drafter, setup, environment=env, fix=fix)
-        return _report(found)
+        return _report(found, arithmetic)
 
     execute("doctor", json, job)
 
 
-def _report(found: Examination) -> Report:
+def _report(found: Examination, arithmetic: bool) -> Report:
     from advice.checks import EXIT_CODES, LEVELS
-    from patchset.report import CheckReport, DoctorReport, schema
+    from patchset.report import CheckReport, DoctorReport, NeedReport, schema
 
     verdict, rules = found.verdict, found.pair.rules
     counts = {level: sum(c.level == level for c in found.checks) for level in LEVELS}
@@ -126,6 +139,13 @@ def _report(found: Examination) -> Report:
             message += "; the command above has the cures in it"
     elif found.command:
         message += "; measure the acceptance length of what the command above serves"
+    memory = []
+    if (card := found.budget) is not None:
+        share = "what vLLM may take of each card"
+        memory = [NeedReport(what="memory", size=card.usable, how=share)]
+        memory += [NeedReport(what=n.what, size=-n.size, how=n.how) for n in card.needs]
+        cache = f"{card.tokens:,} tokens of {card.per_token} bytes"
+        memory += [NeedReport(what="KV cache", size=card.left, how=cache)]
     return DoctorReport(
         schema=schema("doctor"),
         result="stop" if verdict == "stop" else "warned" if verdict == "warn" else "go",
@@ -149,7 +169,52 @@ def _report(found: Examination) -> Report:
         command=list(found.command),
         fixed=str(found.fixed) if found.fixed else None,
         changes=list(found.changes),
-        notes=[],
+        memory=memory,
+        notes=[f"{n.size / (1 << 30):9.2f} GiB  {n.what}: {n.how}" for n in memory]
+        if arithmetic
+        else [],
+    )
+
+
+def _log_report(path: Path) -> Report:
+    from advice.checks import EXIT_CODES
+    from advice.logs import cure_of, diagnose, read_log
+    from patchset.faults import load_faults
+    from patchset.project import Project
+    from patchset.report import FindingReport, LogReport, schema
+
+    project = Project.here()
+    found = diagnose(read_log(path), load_faults(project.root / "patches" / "faults.toml"))
+    cause, error = found.cause, found.error
+    if cause is not None:
+        what = "the first cause is" if cause.fatal else "no error of a known fault, but a hint of"
+        message = f"{what} {cause.fault.id} in line {cause.line}: {cause.fault.title}"
+    elif error is not None:
+        message = f"no known fault; the first error is in line {error.number}"
+    else:
+        message = "no known fault and no error"
+    level: Level = "stop" if cause and cause.fatal else "warn" if cause or error else "pass"
+    return LogReport(
+        schema=schema("doctor-log"),
+        result="stop" if level == "stop" else "warned" if level == "warn" else "go",
+        exit_code=EXIT_CODES[level],
+        message=message,
+        log=str(path),
+        release=found.release,
+        local=found.local,
+        findings=[
+            FindingReport(
+                fault=item.fault.id,
+                title=item.fault.title,
+                line=item.line,
+                text=item.text,
+                fatal=item.fatal,
+                cure=cure_of(item.fault, found, project),
+            )
+            for item in found.findings
+        ],
+        error_line=error.number if error else None,
+        error=error.text.strip() if error else None,
     )
 
 

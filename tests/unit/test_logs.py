@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advice.logs import LIMIT, diagnose, read_log, split_log
+from advice.logs import LIMIT, cure_of, diagnose, read_log, split_log
 from patchset.errors import EnvironmentFault, UsageFault
 from patchset.faults import Fault, load_faults
+from patchset.project import Project
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = load_faults(ROOT / "patches" / "faults.toml")
@@ -152,6 +153,27 @@ def test_a_patched_release_is_told() -> None:
         "INFO 11-29 18:00:00 [a.py:1] vLLM API server version 0.16.0+kimi.eagle3.1", ()
     )
     assert (found.release, found.local, found.error) == ("0.16.0", "+kimi.eagle3.1", None)
+
+
+def test_the_log_of_a_stock_server() -> None:
+    # Kept from a run of vLLM 0.16.0's own server on a CPU; the pair was this project's stand-in.
+    text = (Path(__file__).parent / "logs" / "0.16.0-stock-server.log").read_text(encoding="utf-8")
+    found = diagnose(text, FAULTS)
+    assert found.cause is not None
+    assert (found.release, found.cause.fault.id, found.cause.line) == ("0.16.0", "F03", 61)
+    told = cure_of(found.cause.fault, found, Project.here())
+    assert "Patch 0001" in told
+    assert "make wheel RELEASE=0.16.0" in told
+    assert "0.18.0 is without it" in told
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda item: item.id)
+def test_every_fault_has_something_to_do(fault: Fault) -> None:
+    for version in ("0.16.0+kimi.eagle3.1", release_of(fault), "9.9.9"):
+        log = "\n".join(crash(fault, version))
+        told = cure_of(fault, diagnose(log, FAULTS), Project.here())
+        assert told.endswith(".")
+        assert len(told) > 20
 
 
 def test_a_quiet_log_has_no_cause() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from advice.backends import card_checks
+from advice.cards import read_cards
 from advice.checkpoint import open_checkpoint
 from advice.checks import Check, Level, worst
 from advice.drafter import read_drafter
 from advice.environment import look_at, require_release
 from advice.fix import Fix, corrected, write_fix
+from advice.memory import Budget, budget, memory_checks
 from advice.pair import Pair, pair_checks
 from advice.release import better_release, release_checks
 from advice.rules import rules_of
@@ -19,9 +21,6 @@ from advice.setup import Setup
 from advice.target import Target, read_target
 from patchset.faults import load_faults
 from patchset.project import Project
-
-# What judges the cards: given the pair, it returns its checks.
-Judge = Callable[[Pair], list[Check]]
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,12 @@ class Examination:
     changes: tuple[str, ...] = ()
 
     @property
+    def budget(self) -> Budget | None:
+        """The arithmetic of one card's memory, where cards and weights are known."""
+        gpus, target = self.pair.setup.gpus, self.pair.target
+        return budget(self.pair, read_cards(gpus)) if gpus and target.checkpoint.shards else None
+
+    @property
     def verdict(self) -> Level:
         """The heaviest level."""
         return worst(self.checks)
@@ -52,7 +57,6 @@ def examine(
     *,
     environment: Path | None = None,
     fix: Path | None = None,
-    judges: tuple[Judge, ...] = (),
 ) -> Examination:
     """Look at everything. ``setup.release`` may be empty if ``environment`` tells the release."""
     checks: list[Check] = []
@@ -78,8 +82,8 @@ def examine(
     checks += target_checks(known)
     checks += pair_checks(pair)
     checks += release_checks(pair, faults)
-    for judge in judges:
-        checks += judge(pair)
+    checks += card_checks(pair, faults)
+    checks += memory_checks(pair, faults)
     if environment is None and (better := better_release(pair, faults, project)):
         checks.append(better)
     command = tuple(serve_words(pair, checks)) if can_serve(checks) else ()

@@ -11,12 +11,16 @@ import json
 import re
 from bisect import bisect
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from patchset.errors import EnvironmentFault, UsageFault
+from advice.release import MEETINGS
+from advice.rules import rules_of
+from patchset.errors import EnvironmentFault, UnknownRelease, UsageFault
 from patchset.faults import Fault
+from patchset.project import Project
 
 # What is read of a longer log, in bytes: its start, where the first cause is, and its end.
 LIMIT = 16 << 20
@@ -47,7 +51,7 @@ _SECOND_HAND = re.compile(
     r"|WorkerProc initialization failed|Executor failed|ray\.exceptions|RayTaskError|cancelled"
 )
 _RELEASE = re.compile(
-    r"(?:API server version|V1 LLM engine \(v?|vLLM version|vllm[=-]=?)\s*v?"
+    r"(?:API server version|V1 LLM engine \(v?|[vV]LLM version|vllm[=-]=?|█\s+version)\s*v?"
     r"(?P<release>\d+\.\d+\.\d+)(?P<local>\+[\w.]+)?"
 )
 _QUIET = ("DEBUG", "INFO", "WARNING")
@@ -223,3 +227,36 @@ def _joined(lines: Sequence[Line]) -> list[tuple[Line, str]]:
             passages.append((first, "".join(texts)))
             passages.append((first, " ".join(text.strip() for text in texts)))
     return passages
+
+
+def cure_of(fault: Fault, diagnosis: Diagnosis, project: Project) -> str:
+    """A sentence that says what to do about a fault, in the release that the log names."""
+    version = diagnosis.release
+    sentences = []
+    rules = None
+    with suppress(UnknownRelease):
+        rules = rules_of(project, version) if version else None
+    patches = [name[:4] for cured, name in rules.cures if cured == fault.id] if rules else []
+    if patches and diagnosis.local:
+        sentences.append(
+            f"Patch {', '.join(patches)} cures it and this engine calls itself {version}"
+            f"{diagnosis.local}: see with tools/apply.py ENVIRONMENT --status whether it is whole."
+        )
+    elif patches:
+        sentences.append(
+            f"Patch {', '.join(patches)} of the series cures it: make wheel RELEASE={version}."
+        )
+    meeting = MEETINGS.get(fault.id)
+    if version and (note := fault.note(version)):
+        sentences.append(f"{note[0].upper()}{note[1:]}.")
+    elif meeting and meeting.cure and not patches:
+        sentences.append(meeting.cure)
+    spans = [span for span in fault.affected if version is None or span.covers(version)]
+    if version is None:
+        told = " and ".join(str(span) for span in fault.affected)
+        sentences.append(f"The log names no release; affected: {told}.")
+    elif spans and spans[0].healed:
+        sentences.append(f"vLLM {spans[0].healed} is without it.")
+    elif not patches:
+        sentences.append("No release up to the newest pinned one is without it.")
+    return " ".join(sentences)

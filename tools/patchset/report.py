@@ -212,11 +212,20 @@ class CheckReport(Strict, frozen=True):
     fault: str | None
 
 
+class NeedReport(Strict, frozen=True):
+    """One line of the memory of a card, in bytes: see ``advice.memory.Need``."""
+
+    what: str
+    size: int
+    how: str
+
+
 class DoctorReport(Report, frozen=True):
     """``tools/doctor.py``: ``result`` is ``go``, ``warned`` or ``stop`` by the heaviest check.
 
     ``command`` are the words to run, empty where nothing can be run. ``fixed`` is the folder with
-    the corrected config.json, ``changes`` what is different in it.
+    the corrected config.json, ``changes`` what is different in it. ``memory`` is the arithmetic of
+    one card, with what is left for the KV cache last; empty without cards.
     """
 
     release: str
@@ -227,6 +236,7 @@ class DoctorReport(Report, frozen=True):
     command: list[str]
     fixed: str | None
     changes: list[str]
+    memory: list[NeedReport]
     notes: list[str]
 
     def lines(self) -> list[str]:
@@ -266,6 +276,43 @@ class DoctorReport(Report, frozen=True):
         lines += self.notes
         if self.command:
             lines += ["", *shell_lines(self.command), ""]
+        return lines
+
+
+class FindingReport(Strict, frozen=True):
+    """A fault in a log: see ``advice.logs.Finding``."""
+
+    fault: str
+    title: str
+    line: int
+    text: str
+    fatal: bool
+    cure: str
+
+
+class LogReport(Report, frozen=True):
+    """``tools/doctor.py --log``: ``result`` is ``stop`` when an error line shows a known fault.
+
+    ``findings`` are in the order of the log; ``error`` is its first error, known or not.
+    """
+
+    log: str
+    release: str | None
+    local: str | None
+    findings: list[FindingReport]
+    error_line: int | None
+    error: str | None
+
+    def lines(self) -> list[str]:
+        """The findings, and the first error where no finding stands at it."""
+        lines = []
+        for item in self.findings:
+            kind = "error" if item.fatal else "hint"
+            lines += [f"line {item.line}: {item.fault} ({kind}): {item.title}"]
+            lines += [f"  {item.text[:300]}", f"  {item.cure}"]
+        if self.error_line and not any(item.fatal for item in self.findings):
+            lines += [f"line {self.error_line}: the first error, of no known fault:"]
+            lines += [f"  {(self.error or '')[:300]}"]
         return lines
 
 
