@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -105,6 +104,8 @@ def _execute(name: str, as_json: bool, job: Callable[[Progress], Report]) -> Non
         sys.exit(130)
     except Exception:
         # A defect of ours: the traceback is wanted.
+        import traceback
+
         traceback.print_exc()
         message = "unexpected fault in the tool; please report the lines above"
         _print_failure(name, message, 1, "unexpected", as_json)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -100,6 +99,8 @@ def compute_lock(series: Series, read: Read) -> SeriesLock:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that nobody, also after a kill, finds it cut off."""
+    from tempfile import NamedTemporaryFile
+
     with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as out:
         try:
             out.write(text)

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from patchset.archive import Progress
 from patchset.errors import EnvironmentFault, IntegrityFault, Refused, UsageFault
 from patchset.lock import SeriesLock, digest
 from patchset.paths import PACKAGE, PROVENANCE, VERSION_FILE
@@ -22,6 +21,7 @@ from patchset.verdict import Verdict, judge
 from patchset.version import MARK, read_version, set_version
 
 if TYPE_CHECKING:
+    from patchset.archive import Progress
     from patchset.wheel import BuiltWheel
 
 

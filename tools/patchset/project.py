@@ -32,9 +32,9 @@ class Project:
         """One pin; :class:`UnknownRelease` if there is none."""
         return self.releases.get(version)
 
-    def lock_path(self, release: Release) -> Path:
-        """Where the lock of that release lies."""
-        return self.root / "patches" / release.directory / NAME
+    def lock_path(self, version: str) -> Path:
+        """Where the lock of that release lies, if it has a series."""
+        return self.root / "patches" / f"v{version}" / NAME
 
     def series(self, version: str, upto: int | None = None) -> Series:
         """The series of a release, cut after its first ``upto`` patches if given."""
@@ -49,7 +49,7 @@ class Project:
         """The lock of a release. With ``check``, it must fit the whole series on disk."""
         release = self.release(version)
         self._require_series(release)
-        path = self.lock_path(release)
+        path = self.lock_path(release.version)
         lock = load_lock(path)
         if check:
             check_lock(lock, self.series(version), path)

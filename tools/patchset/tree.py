@@ -9,17 +9,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from packaging.version import InvalidVersion, Version
 
-from patchset.archive import Archive
 from patchset.errors import EnvironmentFault, IntegrityFault, Refused, UnknownRelease, UsageFault
-from patchset.lock import SeriesLock, digest
+from patchset.lock import SeriesLock, digest, load_lock
 from patchset.paths import PACKAGE, VERSION_FILE, locate
 from patchset.project import Project
 from patchset.releases import PROJECTS, Release
 from patchset.version import read_version
+
+if TYPE_CHECKING:
+    from patchset.archive import Archive
 
 Kind = Literal["checkout", "source", "install", "wheel"]
 
@@ -68,6 +70,8 @@ class Tree:
 
     @cached_property
     def _archive(self) -> Archive:
+        from patchset.archive import Archive
+
         return self._stack.enter_context(Archive(self.root))
 
     def read(self, path: str) -> bytes | None:
@@ -171,12 +175,17 @@ def version_of(tree: Tree) -> str | None:
     return read_version(tree.read(VERSION_FILE))
 
 
-def matches(tree: Tree, lock: SeriesLock) -> bool:
-    """Whether every touched file is in one of the states that the lock knows."""
-    return all(
-        digest(tree.read(path)) in {entry.before, *(step.sha256 for step in entry.steps)}
-        for path, entry in lock.paths.items()
-    )
+def _matches(tree: Tree, lock: SeriesLock, seen: dict[str, str | None]) -> bool:
+    """Whether every touched file is in one of the states that the lock knows.
+
+    ``seen`` holds the checksums of files that were looked at for another lock.
+    """
+    for path, entry in lock.paths.items():
+        if path not in seen:
+            seen[path] = digest(tree.read(path))
+        if seen[path] not in {entry.before, *(step.sha256 for step in entry.steps)}:
+            return False
+    return True
 
 
 def git_dir(root: Path) -> Path | None:
@@ -214,13 +223,13 @@ def _pin(project: Project, version: str | None) -> Release | None:
 
 
 def _by_checksums(tree: Tree, project: Project) -> Release | None:
+    seen: dict[str, str | None] = {}
     found = [
-        item
-        for item in project.releases.release
-        if project.lock_path(item).is_file()
-        and matches(tree, project.lock(item.version, check=False))
+        version
+        for version in project.releases.versions
+        if (path := project.lock_path(version)).is_file() and _matches(tree, load_lock(path), seen)
     ]
-    return found[0] if len(found) == 1 else None
+    return project.release(found[0]) if len(found) == 1 else None
 
 
 def _by_tag(tree: Tree, project: Project) -> Release | None:
