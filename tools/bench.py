@@ -69,6 +69,10 @@ def bench(
 
         project = Project.here()
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            # Warm is a start with compiled modules. Python keeps them unless told otherwise, as
+            # containers often do.
+            os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+            os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/bytecode"
             suite = Suite(project, project.release(release), Path(folder), rounds, progress)
             lines = [*suite.wheels(quick), *suite.trees(), *suite.start()]
         missed = [line.name for line in lines if not line.met]

@@ -121,6 +121,65 @@ def test_another_sha256_is_an_integrity_fault(world: World) -> None:
     assert not (world.root / "out").exists()
 
 
+@pytest.mark.parametrize("what", ["a byte", "no archive", "hostile"])
+def test_another_sha256_of_the_pinned_size_leaves_nothing(world: World, what: str) -> None:
+    """The size tells which file it must be; copying begins before the checksum is known."""
+    data = bytearray(world.wheel.read_bytes())
+    if what == "a byte":
+        with zipfile.ZipFile(world.wheel) as archive:
+            copied = archive.getinfo("vllm/_C.abi3.so")
+        data[copied.header_offset + 30 + len(copied.filename) + 5] ^= 1
+    elif what == "no archive":
+        data = bytearray(len(data))
+    else:
+        data = data.replace(b"vllm/beta.py", b"../x/beta.py")
+    world.wheel.write_bytes(data)
+    with pytest.raises(IntegrityFault, match=r"has sha256 .* is no pinned artifact"):
+        build(world)
+    assert not list(world.root.glob("out/*"))
+
+
+def test_a_copy_that_went_wrong_gets_no_name(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.copy_file_range
+
+    def wrong(source: int, target: int, count: int, offset_src: int) -> int:
+        done = real(source, target, count, offset_src=offset_src)
+        end = os.lseek(target, 0, os.SEEK_CUR)
+        last = os.pread(target, 1, end - 1)
+        os.pwrite(target, bytes([last[0] ^ 1]), end - 1)
+        return done
+
+    monkeypatch.setattr(os, "copy_file_range", wrong)
+    with pytest.raises(IntegrityFault, match="differs from its source at byte"):
+        build(world)
+    assert not list(world.root.glob("out/*"))
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64])
+def test_every_byte_that_is_copied_is_compared(
+    world: World, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    """Also the last one of a run, and none that was left over from the piece before."""
+    monkeypatch.setattr(wheel_module, "_PIECE", piece)
+    built = build(world)
+    data = built.path.read_bytes()
+    assert hashlib.sha256(data).hexdigest() == built.sha256
+    with Archive(world.wheel) as source, Archive(built.path) as target:
+        copied = [item for item in target.members.values() if same_place(item, source)]
+        assert len(copied) > 2
+        for item in copied:
+            for at in {item.offset, item.data, item.end - 1}:
+                built.path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+                with pytest.raises(IntegrityFault, match="differs from its source at byte"):
+                    wheel_module._verify_bytes(target, source, [source.members[item.name]])
+
+
+def same_place(item: Member, source: Archive) -> bool:
+    """Whether the member was copied: it has the source's content and compression."""
+    old = source.members.get(item.name)
+    return old is not None and old.info.CRC == item.info.CRC and item.info.compress_type != 0
+
+
 @pytest.mark.parametrize("size", [0, 1, 1000, -1])
 def test_a_truncated_wheel_is_an_integrity_fault(world: World, size: int) -> None:
     world.wheel.write_bytes(world.wheel.read_bytes()[:size])

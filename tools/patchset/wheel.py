@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import re
 import time
@@ -14,15 +13,20 @@ from pathlib import Path
 from typing import BinaryIO
 
 from patchset.archive import (
-    CHUNK,
     Archive,
     Member,
     NewMember,
     Progress,
     write_archive,
 )
-from patchset.checksum import file_sha256
-from patchset.errors import Busy, EnvironmentFault, IntegrityFault, Refused, UsageFault
+from patchset.checksum import Meanwhile, file_sha256
+from patchset.errors import (
+    Busy,
+    EnvironmentFault,
+    IntegrityFault,
+    Refused,
+    UsageFault,
+)
 from patchset.lock import SeriesLock, digest
 from patchset.paths import PROVENANCE, VERSION_FILE
 from patchset.project import Project
@@ -35,6 +39,7 @@ from patchset.version import replace_once, set_version
 # Files of the package that are text in every artifact; anything else is compiled or generated.
 TEXT_SUFFIXES = (".py", ".json")
 
+_PIECE = 1 << 20  # bytes compared at once: two of them fit a processor's cache
 WAIT = 60.0  # seconds for another process that builds the same wheel
 
 
@@ -100,20 +105,30 @@ def build_wheel(
     """
     series = project.series(release.version, upto)
     lock = project.lock(release.version)
-    artifact = identify(source, release, progress)
     version = release.local_version(upto)
-    with Archive(source) as archive:
-        plan = _plan(archive, artifact, series, lock, version)
-        target = out / artifact.file.replace(f"-{release.version}-", f"-{version}-", 1)
-        with _temporary(target) as (temporary, stream):
-            # Not synced: that would wait for half a gigabyte to reach the disk. After a power cut
-            # the wheel may be cut off; no installer takes it then, and the next build replaces it.
-            write_archive(archive, plan, stream, progress)
-            sha256 = verify_wheel(temporary, target.name, archive, plan, progress)
-            size = temporary.stat().st_size
-            reused = target.is_file() and file_sha256(target) == sha256
-            if not reused:
-                os.replace(temporary, target)
+    # Its size tells which pinned file it must be. Whether it is that file is found out while it is
+    # copied, and always before the result gets its name.
+    identified = Meanwhile(lambda: identify(source, release, progress))
+    artifact = _of_size(source, release) or identified.result()
+    try:
+        with Archive(source) as archive:
+            plan = _plan(archive, artifact, series, lock, version)
+            target = out / artifact.file.replace(f"-{release.version}-", f"-{version}-", 1)
+            with _temporary(target) as (temporary, stream):
+                # Not synced: that would wait for half a gigabyte to reach the disk. After a power
+                # cut the wheel may be cut off; no installer takes it then, and the next build
+                # replaces it.
+                write_archive(archive, plan, stream, progress)
+                if identified.result() != artifact:
+                    raise IntegrityFault(f"{source}: changed while it was read")
+                sha256 = verify_wheel(temporary, target.name, archive, plan, progress)
+                size = temporary.stat().st_size
+                reused = target.is_file() and file_sha256(target) == sha256
+                if not reused:
+                    os.replace(temporary, target)
+    except Exception:
+        identified.result()  # of a file that is not the pinned one, no other fault counts
+        raise
     return BuiltWheel(target, version, sha256, size, series.digest, artifact, reused)
 
 
@@ -128,8 +143,9 @@ def verify_wheel(
 
     Opened anew: every member is there once, the copied ones equal the source's bytes, the written
     ones read back, RECORD is complete (read by ``installer``, not by us), and file name, METADATA,
-    WHEEL and ``vllm/_version.py`` agree.
+    WHEEL and ``vllm/_version.py`` agree. The checksum is taken meanwhile.
     """
+    hashed = Meanwhile(lambda: file_sha256(built, progress, "verifying"))
     with Archive(built) as archive:
         wanted = [item.name for item in members]
         if list(archive.members) != wanted:
@@ -141,7 +157,18 @@ def verify_wheel(
                 raise IntegrityFault(f"{built}: {item.name}: its directory entry changed")
         _verify_names(archive, name)
         _verify_record(archive, source, members)
-        return _verify_bytes(archive, source, members, progress)
+        _verify_bytes(archive, source, members)
+    return hashed.result()
+
+
+def _of_size(source: Path, release: Release) -> Artifact | None:
+    """The only pinned wheel with the size of ``source``, if there is just one."""
+    try:
+        size = source.stat().st_size
+    except OSError:
+        return None
+    found = [item for item in release.artifact if item.kind == "wheel" and item.size == size]
+    return found[0] if len(found) == 1 else None
 
 
 def _plan(
@@ -355,36 +382,29 @@ def _verify_record(archive: Archive, source: Archive, members: list[Member | New
             raise IntegrityFault(f"{archive.path}: RECORD is wrong about {item.name}")
 
 
-def _verify_bytes(
-    archive: Archive,
-    source: Archive,
-    members: list[Member | NewMember],
-    progress: Progress | None,
-) -> str:
-    """One pass over the result: its sha256, and each copied member equal to its source."""
-    state = hashlib.sha256()
-    total = archive.path.stat().st_size
+def _verify_bytes(archive: Archive, source: Archive, members: list[Member | NewMember]) -> None:
+    """Each copied member, its header included, equals its source byte for byte.
+
+    What lies between them are the written members, which were read back, and their headers and
+    the directory, which :class:`Archive` checked.
+    """
     target, origin = archive.file.fileno(), source.file.fileno()
-    position = 0
+    # Used again and again: new memory for each piece would cost more than reading it.
+    found, wanted = bytearray(_PIECE), bytearray(_PIECE)
     spans = [
         (archive.members[item.name].offset, archive.members[item.name].end, item.offset)
         for item in members
         if isinstance(item, Member)
     ]
-    for start, end, from_ in [*_joined(spans), (total, total, 0)]:
-        for at, stop, compare in ((position, start, False), (start, end, True)):
-            while at < stop:
-                chunk = os.pread(target, min(CHUNK, stop - at), at)
-                if not chunk or (
-                    compare and chunk != os.pread(origin, len(chunk), from_ + at - start)
-                ):
-                    raise IntegrityFault(f"{archive.path}: differs from its source at byte {at}")
-                state.update(chunk)
-                at += len(chunk)
-                if progress:
-                    progress("verifying", at, total)
-        position = end
-    return state.hexdigest()
+    for start, end, from_ in _joined(spans):
+        at = start
+        while at < end:
+            size = os.preadv(target, [memoryview(found)[: end - at]], at)
+            same = os.preadv(origin, [memoryview(wanted)[:size]], from_ + at - start) == size > 0
+            # What is left of an earlier piece, after the last and shorter one, does not count.
+            if not same or (found != wanted and found[:size] != wanted[:size]):
+                raise IntegrityFault(f"{archive.path}: differs from its source at byte {at}")
+            at += size
 
 
 def _joined(spans: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
