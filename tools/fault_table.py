@@ -40,7 +40,7 @@ def remarks(fault: Fault, versions: list[str]) -> str:
 def table(project: Project) -> str:
     """The table as Markdown."""
     pins = project.releases.release
-    versions = [pin.version for pin in pins if project.lock_path(pin.version).is_file()]
+    versions = [pin.version for pin in pins if project.lock_path(pin).is_file()]
     cures: dict[str, dict[str, list[str]]] = {version: {} for version in versions}
     for version in versions:
         for patch in project.series(version).patches:

@@ -47,7 +47,7 @@ def lock(
         series = project.series(release)
         with open_source(source or download(pin.pristine(), progress)) as read:
             computed = compute_lock(series, read)
-        path = project.lock_path(pin.version)
+        path = project.lock_path(pin)
         text = computed.dump()
         same = path.is_file() and path.read_text(encoding="utf-8") == text
         if check and not same:

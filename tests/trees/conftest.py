@@ -22,7 +22,7 @@ SLOW = ("0.17.0",)
 RELEASES = [
     pytest.param(item, marks=[pytest.mark.slow] if item.version in SLOW else [])
     for item in PROJECT.releases.release
-    if PROJECT.lock_path(item.version).is_file()
+    if PROJECT.lock_path(item).is_file()
 ]
 
 

@@ -82,7 +82,7 @@ def test_the_lock_is_right_for_every_artifact(
     project: Project, release: Release, pristine: Path, cpu_wheel: Path
 ) -> None:
     """One set of checksums serves the sdist and the wheels: their Python sources are the same."""
-    text = project.lock_path(release.version).read_text()
+    text = project.lock_path(release).read_text()
     for place in {pristine, cpu_wheel}:
         with open_source(place) as read:
             assert compute_lock(project.series(release.version), read).dump() == text

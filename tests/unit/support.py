@@ -256,7 +256,7 @@ def lock(root: Path) -> None:
     project = Project(root)
     with open_source(root / WHEEL) as read:
         text = compute_lock(project.series(VERSION), read).dump()
-    project.lock_path(VERSION).write_text(text)
+    project.lock_path(project.release(VERSION)).write_text(text)
 
 
 def in_child(work: Callable[[], object]) -> int:

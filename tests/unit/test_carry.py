@@ -351,7 +351,7 @@ def one_patch(world: World, base: bytes, patched: bytes) -> Project:
     (folder / "series").write_text("0001-one.patch\n")
     project = Project(world.root)
     text = compute_lock(project.series(VERSION), {"vllm/one.py": base}.get).dump()
-    project.lock_path(VERSION).write_text(text)
+    project.lock_path(project.release(VERSION)).write_text(text)
     return project
 
 

@@ -13,9 +13,7 @@ from patchset.releases import Release
 from patchset.series import Patch
 
 PROJECT = Project.here()
-RELEASES = [
-    item for item in PROJECT.releases.release if (PROJECT.lock_path(item.version).parent).is_dir()
-]
+RELEASES = [item for item in PROJECT.releases.release if (PROJECT.lock_path(item).parent).is_dir()]
 PATCHES = [patch for item in RELEASES for patch in PROJECT.series(item.version).patches]
 
 

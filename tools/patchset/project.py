@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -32,9 +33,15 @@ class Project:
         """One pin; :class:`UnknownRelease` if there is none."""
         return self.releases.get(version)
 
-    def lock_path(self, version: str) -> Path:
-        """Where the lock of that release lies, if it has a series."""
-        return self.root / "patches" / f"v{version}" / NAME
+    def lock_path(self, release: Release) -> Path:
+        """Where the lock of that release lies."""
+        return self.root / "patches" / release.directory / NAME
+
+    def locks(self) -> Iterator[tuple[str, SeriesLock]]:
+        """Every release that has a lock, with its lock as it is; no pin is read for that."""
+        for version in self.releases.versions:
+            if (path := self.root / "patches" / f"v{version}" / NAME).is_file():
+                yield version, load_lock(path)
 
     def series(self, version: str, upto: int | None = None) -> Series:
         """The series of a release, cut after its first ``upto`` patches if given."""
@@ -49,7 +56,7 @@ class Project:
         """The lock of a release. With ``check``, it must fit the whole series on disk."""
         release = self.release(version)
         self._require_series(release)
-        path = self.lock_path(release.version)
+        path = self.lock_path(release)
         lock = load_lock(path)
         if check:
             check_lock(lock, self.series(version), path)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from packaging.version import InvalidVersion, Version
 
 from patchset.errors import EnvironmentFault, IntegrityFault, Refused, UnknownRelease, UsageFault
-from patchset.lock import SeriesLock, digest, load_lock
+from patchset.lock import SeriesLock, digest
 from patchset.paths import PACKAGE, VERSION_FILE, locate
 from patchset.project import Project
 from patchset.releases import PROJECTS, Release
@@ -224,11 +224,7 @@ def _pin(project: Project, version: str | None) -> Release | None:
 
 def _by_checksums(tree: Tree, project: Project) -> Release | None:
     seen: dict[str, str | None] = {}
-    found = [
-        version
-        for version in project.releases.versions
-        if (path := project.lock_path(version)).is_file() and _matches(tree, load_lock(path), seen)
-    ]
+    found = [version for version, lock in project.locks() if _matches(tree, lock, seen)]
     return project.release(found[0]) if len(found) == 1 else None
 
 
