@@ -143,7 +143,8 @@ def make_drafter(
         values["t2d"] = bytes(token in marked for token in range(VOCABULARY))
     listed = [entry for entry in listed if not entry[0].startswith(tuple(without))] + list(extra)
     write_header(path / "model.safetensors", listed)
-    fill(path / "model.safetensors", values)
+    kept = {name: data for name, data in values.items() if not name.startswith(tuple(without))}
+    fill(path / "model.safetensors", kept)
     write_json(path / "config.json", drafter_config(style, **changes) if config is None else config)
     return path
 

@@ -15,10 +15,10 @@ from advice.checkpoint import open_checkpoint
 from advice.checks import Check
 from advice.drafter import read_drafter
 from advice.memory import budget, kv_per_token, memory_checks, triton_workspace
-from advice.pair import Pair
 from advice.rules import Rules
 from advice.setup import Setup
 from advice.target import read_target
+from advice.together import Pair
 from patchset.errors import UsageFault
 from patchset.faults import load_faults
 from unit.doctor_files import write_json

@@ -12,10 +12,11 @@ from advice.checkpoint import open_checkpoint
 from advice.checks import Check, worst
 from advice.drafter import read_drafter
 from advice.fix import corrected, write_fix
-from advice.pair import Pair, pair_checks
+from advice.pair import pair_checks
 from advice.rules import Rules
 from advice.setup import Setup
 from advice.target import read_target
+from advice.together import Pair
 from patchset.errors import Refused, UsageFault
 from unit.doctor_files import (
     HIDDEN,
@@ -158,6 +159,18 @@ SPOILT: dict[str, tuple[dict[str, Any], str, str]] = {
         "pair.norms",
         "stop",
     ),
+    "norm_output alone": ({"norm_output": True}, "pair.norms", "warn"),
+    "norm before residual": ({"norm_before_residual": True}, "pair.norms", "warn"),
+    "d2t of another type": (
+        {"words": WORDS, "without": ["d2t"], "extra": [("d2t", "F32", (len(WORDS),))]},
+        "pair.d2t",
+        "warn",
+    ),
+    "an fc that is not used": (
+        {"eagle_config": {"use_aux_hidden_state": False}},
+        "pair.ids",
+        "stop",
+    ),
     "no down_proj": ({"without": ["midlayer.mlp.down"]}, "pair.tensors", "stop"),
     "half of a fused weight": ({"without": ["midlayer.mlp.gate"]}, "pair.tensors", "stop"),
     "no fc": ({"without": ["fc."]}, "pair.tensors", "stop"),
@@ -208,10 +221,10 @@ def test_the_drafters_own_context(tmp_path: Path) -> None:
         for rules in (SERIES, STOCK, Rules("0.30.0"), Rules("0.33.0"))
     }
     assert levels == {
-        ("0.16.0", 11): "note",
+        ("0.16.0", 11): "warn",
         ("0.16.0", 0): "warn",
         ("0.30.0", 0): "stop",
-        ("0.33.0", 0): "note",
+        ("0.33.0", 0): "warn",
     }
     served = replace(pair, setup=Setup("0.16.0", max_model_len=100), rules=STOCK)
     assert "pair.context" not in bad(pair_checks(served))
@@ -318,7 +331,7 @@ def test_the_speculators_form(tmp_path: Path) -> None:
     layer = {**speculators()["transformer_layer_config"], "model_type": "mistral"}
     found = judge(tmp_path / "b", config=speculators(transformer_layer_config=layer))
     assert bad(found)["pair.class"] == "stop"
-    norms = {"fc_norm": True}
+    norms = {"fc_norm": True, "norm_output": True}
     entries = drafter_entries(norms=3)
     for version, level in (("0.24.0", "stop"), ("0.25.0", None)):
         found = judge(
@@ -343,7 +356,7 @@ FIXABLE: dict[str, dict[str, Any]] = {
     "other list nested": nested(2, 4, 7),
     "model_type": {"model_type": "deepseek_v3"},
     "draft vocabulary": {"words": WORDS, "draft_vocab_size": 20},
-    "fc_norm": {"entries": drafter_entries("mla", norms=3)},
+    "fc_norm": {"entries": drafter_entries("mla", norms=3), "norm_output": True},
 }
 
 

@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from advice.cards import Cards, read_cards
 from advice.checks import Check
-from advice.pair import Pair
+from advice.together import Pair
 from patchset.faults import Fault
 
 PIECEWISE = (("--compilation-config", '{"cudagraph_mode": "PIECEWISE"}'),)

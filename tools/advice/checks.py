@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -42,3 +42,13 @@ class Check:
 def worst(checks: Iterable[Check]) -> Level:
     """The verdict: the heaviest level among ``checks``."""
     return max((check.level for check in checks), key=LEVELS.index, default="pass")
+
+
+def listed(values: Iterable[object]) -> str:
+    """For a message: ``[2, 30, 58]``."""
+    return "[" + ", ".join(str(value) for value in values) + "]"
+
+
+def some(names: Sequence[str]) -> str:
+    """For a message: the first three of many."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from advice.checks import Check
 from advice.rules import Rules, rules_of
-from patchset.errors import Refused, UnknownRelease
+from patchset.errors import UnknownRelease
 from patchset.operations import inspect
 from patchset.project import Project
 from patchset.tree import open_tree
@@ -104,13 +104,3 @@ def look_at(place: Path, project: Project, release: str | None) -> Environment:
             )
         )
     return Environment(kept, tuple(checks))
-
-
-def require_release(project: Project, release: str | None, place: Path | None) -> str:
-    """The release to judge when no environment is named."""
-    if release is None:
-        raise Refused(
-            "neither --release nor --env says which vLLM is meant",
-            next_step=f"Add --release {project.releases.release[-1].version}, for example.",
-        )
-    return project.release(release).version

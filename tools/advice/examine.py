@@ -10,15 +10,16 @@ from advice.cards import read_cards
 from advice.checkpoint import open_checkpoint
 from advice.checks import Check, Level, worst
 from advice.drafter import read_drafter
-from advice.environment import look_at, require_release
 from advice.fix import Fix, corrected, write_fix
 from advice.memory import Budget, budget, memory_checks
-from advice.pair import Pair, pair_checks
+from advice.pair import pair_checks
 from advice.release import better_release, release_checks
 from advice.rules import rules_of
 from advice.serve import can_serve, serve_words
 from advice.setup import Setup
 from advice.target import Target, read_target
+from advice.together import Pair
+from patchset.errors import Refused
 from patchset.faults import load_faults
 from patchset.project import Project
 
@@ -62,11 +63,18 @@ def examine(
     checks: list[Check] = []
     release = setup.release or None
     if environment is not None:
+        from advice.environment import look_at  # for that alone: it takes a while to import
+
         seen = look_at(environment, project, release)
         checks += seen.checks
         rules = seen.rules
     else:
-        rules = rules_of(project, require_release(project, release, None), stock=setup.stock)
+        if release is None:
+            raise Refused(
+                "neither --release nor --env says which vLLM is meant",
+                next_step=f"Add --release {project.releases.release[-1].version}, for example.",
+            )
+        rules = rules_of(project, release, stock=setup.stock)
     setup = replace(setup, release=rules.version, stock=not rules.patches)
     known = read_target(open_checkpoint(target))
     proposed = read_drafter(open_checkpoint(drafter))

@@ -10,8 +10,8 @@ from typing import Any
 
 from advice.checkpoint import Checkpoint, Folder
 from advice.drafter import IDS, MTP_MODEL_TYPES, Drafter
-from advice.pair import intended_ids
 from advice.target import Target
+from advice.together import intended_ids
 from patchset.errors import Refused, UsageFault
 
 

@@ -16,7 +16,7 @@ from advice.backends import chosen, wants_fp8
 from advice.cards import MIB, Cards, read_cards
 from advice.checkpoint import Group
 from advice.checks import Check, Level
-from advice.pair import Pair, serving_length
+from advice.together import Pair, serving_length
 from patchset.faults import Fault
 
 GIB = 1 << 30

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from advice.checks import Check, Level
-from advice.drafter import COPIED_LATER, IDS, MTP_MODEL_TYPES, Drafter
-from advice.rules import LENGTH, Rules
-from advice.setup import Setup
+from advice.checks import Check, Level, listed
+from advice.drafter import IDS, MTP_MODEL_TYPES, Drafter
+from advice.fields import Fields
+from advice.rules import LENGTH
 from advice.target import Target
-
-FIX = "--fix DIR writes a corrected copy of config.json."
-
-
-@dataclass(frozen=True)
-class Pair:
-    """What is to be judged together."""
-
-    target: Target
-    drafter: Drafter
-    setup: Setup
-    rules: Rules
+from advice.together import FIX, Intended, Pair, intended_ids, serving_length, used_ids
+from advice.weights import weight_checks
 
 
 def pair_checks(pair: Pair) -> list[Check]:
@@ -34,10 +23,7 @@ def pair_checks(pair: Pair) -> list[Check]:
         *_hidden(pair),
         *_vocabulary(pair),
         *_ids(pair),
-        *_norms(pair),
-        *_tensors(pair),
-        *_maps(pair),
-        *_quantization(pair),
+        *weight_checks(pair),
         *_stop_tokens(pair),
         *_made_for(pair),
     ]
@@ -153,87 +139,24 @@ def _vocabulary(pair: Pair) -> Iterator[Check]:
 # --- layer ids ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Intended:
-    """The layers whose inputs a drafter was trained on, as far as its files tell.
-
-    ``certain`` for the two defaults of the trainers. Nothing in any other list says for sure which
-    convention it follows, and only the drafter's acceptance length shows it.
-    """
-
-    inputs: tuple[int, ...]
-    certain: bool
-    why: str
-
-
-def intended_ids(target: Target, drafter: Drafter) -> Intended | None:
-    """Which convention the drafter's ids follow and why; ``None`` for a list that makes no sense.
-
-    Id i is the input of layer i (EAGLE's reference, vLLM, speculators) or the output of layer i
-    (SpecForge, TorchSpec, ModelOpt). Both defaults name the same three places.
-    """
-    listed = drafter.listed_ids
-    inputs = target.default_ids
-    outputs = tuple(i - 1 for i in inputs)
-    if not listed:
-        return Intended(inputs, True, f"no ids: the default, inputs of layers {_list(inputs)}")
-    if not isinstance(listed, list) or not all(type(i) is int for i in listed):
-        return None
-    found = tuple(listed)
-    if found == inputs:
-        return Intended(
-            inputs, True, f"{_list(found)} is the default of trainers that count inputs"
-        )
-    if found == outputs:
-        return Intended(
-            inputs,
-            True,
-            f"{_list(found)} is the default of trainers that count outputs of layers, which are "
-            f"the inputs of {_list(inputs)}",
-        )
-    if not drafter.speculators and not drafter.top_ids and found[0] == 1:
-        return Intended(
-            tuple(i + 1 for i in found),
-            False,
-            f"{_list(found)} begins with 1, as only lists of trainers that count outputs do",
-        )
-    if drafter.speculators:
-        return Intended(found, False, f"{_list(found)}: the speculators library counts inputs")
-    return Intended(found, False, f"{_list(found)} is no trainer's default")
-
-
-def used_ids(target: Target, drafter: Drafter, rules: Rules) -> tuple[int, ...] | None:
-    """The layers whose inputs the release gives to the drafter; ``None`` for its default."""
-    top = tuple(drafter.top_ids) if isinstance(drafter.top_ids, list) else ()
-    nested = tuple(drafter.nested_ids) if isinstance(drafter.nested_ids, list) else ()
-    if rules.nested_ids == "resolved":
-        found = top or nested
-        outputs = tuple(i - 1 for i in target.default_ids)
-        if found and (found == outputs or (not top and found[0] == 1)):
-            found = tuple(i + 1 for i in found)
-        return found or None
-    if rules.nested_ids == "verbatim":
-        return top or nested or None
-    return top or None
-
-
 def _ids(pair: Pair) -> Iterator[Check]:
     target, drafter, rules = pair.target, pair.drafter, pair.rules
     what = "layer ids"
     if not drafter.uses_states:
         yield Check(
             "pair.ids",
-            "warn",
+            "stop" if "fc.weight" in drafter.loaded else "warn",
             what,
-            "use_aux_hidden_state is false: the drafter reads the last state only, as EAGLE-1 does",
-            "Such drafters were never tried here.",
+            "use_aux_hidden_state is false: the drafter is given the target's last state only, as "
+            "in EAGLE-1" + (", but it has an fc" if "fc.weight" in drafter.loaded else ""),
+            "EAGLE-3 drafters have true there.",
         )
         return
-    listed = drafter.listed_ids
+    given = drafter.listed_ids
     intended = intended_ids(target, drafter)
     place = "at the top level" if drafter.top_ids else "in eagle_config"
     if intended is None:
-        shown = repr(listed)
+        shown = repr(given)
         yield Check(
             "pair.ids",
             "stop",
@@ -243,7 +166,7 @@ def _ids(pair: Pair) -> Iterator[Check]:
             "F15",
         )
         return
-    if listed and (problem := _senseless(target, tuple(listed), intended.inputs)):
+    if given and (problem := _senseless(target, tuple(given), intended.inputs)):
         # The target hands the states over in layer order, whatever the list's order.
         harmless = problem == "order" and not rules.has(4)
         reasons = {
@@ -255,7 +178,7 @@ def _ids(pair: Pair) -> Iterator[Check]:
             "pair.ids",
             "warn" if harmless else "stop",
             what,
-            f"the ids {_list(tuple(listed))} {place} {reasons[problem]}",
+            f"the ids {listed(tuple(given))} {place} {reasons[problem]}",
             "Ask for the ids that the drafter was trained with. " + FIX
             if problem == "order"
             else "Write the ids that the drafter was trained with into its config.json.",
@@ -270,9 +193,9 @@ def _ids(pair: Pair) -> Iterator[Check]:
             "pair.ids",
             "stop",
             what,
-            f"{intended.why}; {rules.name} reads the inputs of {_list(used)}: {how}, and drafts "
+            f"{intended.why}; {rules.name} reads the inputs of {listed(used)}: {how}, and drafts "
             "would hardly ever be accepted",
-            f"The ids have to be {_list(intended.inputs)} at the top level. {FIX}",
+            f"The ids have to be {listed(intended.inputs)} at the top level. {FIX}",
             "F15",
         )
         return
@@ -289,12 +212,12 @@ def _ids(pair: Pair) -> Iterator[Check]:
     both = drafter.top_ids and drafter.nested_ids and drafter.top_ids != drafter.nested_ids
     if both and level == "pass" and not _agree(drafter):
         level, cure = "warn", "Ask which of the two lists the drafter was trained with."
-    told = f" ({_list(tuple(drafter.nested_ids))} in eagle_config)" if both else ""
+    told = f" ({listed(tuple(drafter.nested_ids))} in eagle_config)" if both else ""
     yield Check(
         "pair.ids",
         level,
         what,
-        f"{intended.why}{told}; {rules.name} reads the inputs of layers {_list(used)}",
+        f"{intended.why}{told}; {rules.name} reads the inputs of layers {listed(used)}",
         cure,
     )
 
@@ -307,12 +230,12 @@ def _agree(drafter: Drafter) -> bool:
         return False
 
 
-def _senseless(target: Target, listed: tuple[int, ...], inputs: tuple[int, ...]) -> str | None:
-    if any(not 0 <= i <= target.layers for i in (*listed, *inputs)):
+def _senseless(target: Target, given: tuple[int, ...], inputs: tuple[int, ...]) -> str | None:
+    if any(not 0 <= i <= target.layers for i in (*given, *inputs)):
         return "range"
-    if len(set(listed)) != len(listed):
+    if len(set(given)) != len(given):
         return "twice"
-    return "order" if list(listed) != sorted(listed) else None
+    return "order" if list(given) != sorted(given) else None
 
 
 def _not_captured(pair: Pair, used: tuple[int, ...]) -> Check | None:
@@ -376,332 +299,7 @@ def _width(pair: Pair, intended: Intended) -> Iterator[Check]:
         yield Check("pair.fc", "pass", what, f"{found} = {states} × {target.hidden_size}")
 
 
-# --- norms and flags ------------------------------------------------------------------------------
-
-
-def _norms(pair: Pair) -> Iterator[Check]:
-    drafter, rules = pair.drafter, pair.rules
-    what = "EAGLE-3.1"
-    fields = drafter.fields
-    flag = fields.flag("fc_norm")
-    norms = sorted(name for name in drafter.loaded if name.startswith("fc_norm."))
-    asked = flag or fields.flag("norm_output")
-    fc = drafter.fc_inputs
-    states = (fc // pair.target.hidden_size) if fc else len(pair.target.default_ids)
-    if norms and not flag:
-        yield Check(
-            "pair.norms",
-            "stop",
-            what,
-            f"the checkpoint has {len(norms)} tensors fc_norm, but its config.json does not set "
-            "fc_norm",
-            f'It has to say "fc_norm": true. {FIX}',
-            "F18",
-        )
-    elif flag and len(norms) != states:
-        yield Check(
-            "pair.norms",
-            "stop",
-            what,
-            f"fc_norm is set, and fc takes {states} states, but the checkpoint has {len(norms)} "
-            "tensors fc_norm",
-            "The checkpoint is incomplete, or fc_norm is not meant.",
-        )
-    elif asked and not rules.eagle31(drafter):
-        yield Check(
-            "pair.norms",
-            "stop",
-            what,
-            f"the drafter uses {_set_of(fields.values, COPIED_LATER)}, which {rules.name} ignores",
-            "The series has it; vLLM itself from 0.22.0 (Llama style) and 0.23.0 (MLA style).",
-            "F18",
-        )
-    elif asked:
-        yield Check("pair.norms", "pass", what, _set_of(fields.values, COPIED_LATER))
-    before = fields.flag("norm_before_fc") or fields.part("eagle_config").flag("norm_before_fc")
-    there = any(name.startswith("input_norm.") for name in drafter.loaded)
-    if before and not rules.norm_before_fc(drafter):
-        yield Check(
-            "pair.norms",
-            "stop",
-            "norm before fc",
-            f"norm_before_fc is set, which {rules.name} does not know for this drafter",
-            "vLLM knows it from 0.18.0, for drafters of the Llama style.",
-        )
-    elif before != there:
-        yield Check(
-            "pair.norms",
-            "stop",
-            "norm before fc",
-            f"norm_before_fc is {'set' if before else 'not set'}, and the checkpoint has "
-            f"{'a' if there else 'no'} tensor input_norm",
-            "Flag and tensor have to go together.",
-        )
-
-
-def _set_of(values: object, keys: tuple[str, ...]) -> str:
-    assert hasattr(values, "get")
-    return ", ".join(f"{key} {values.get(key)}" for key in keys if values.get(key))
-
-
-# --- tensors --------------------------------------------------------------------------------------
-
-# Skipped by every release: rotary tables of old checkpoints, and what vLLM takes the other way.
-_IGNORED = re.compile(r"t2d|rotary_(pos_)?emb\.(inv_freq|cos_cached|sin_cached)|mask_hidden")
-_SCALES = re.compile(r"\.(k|v|q|prob)_(scale|zero_point)$|_proj\.(k|v)_scale$")
-
-
-def expected_shapes(pair: Pair, states: int) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that the drafter has a place for and needs.
-
-    ``states``: how many hidden states fc takes. Names as vLLM has them (``layers.0`` for
-    ``midlayer``), shapes in elements as ``[out, in]``. Left out is what the target can lend.
-    """
-    drafter = pair.drafter
-    hidden, heads = drafter.hidden_size, drafter.heads
-    found: dict[str, tuple[int, ...]] = {}
-    if drafter.uses_states:
-        found["fc.weight"] = (hidden, states * drafter.target_hidden)
-        if drafter.fields.flag("fc_norm"):
-            found |= {f"fc_norm.{i}.weight": (drafter.target_hidden,) for i in range(states)}
-    for layer in range(drafter.layers):
-        place, inputs = f"layers.{layer}", (1 if layer else 2) * hidden
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            found[f"{place}.{norm}.weight"] = (hidden,)
-        if layer == 0:
-            found[f"{place}.hidden_norm.weight"] = (hidden,)
-        attention = f"{place}.self_attn"
-        if (latent := drafter.latent) is not None and drafter.style == "mla":
-            head = latent.qk_nope_head_dim + latent.qk_rope_head_dim
-            if rank := latent.q_lora_rank:
-                found[f"{attention}.q_a_proj.weight"] = (rank, inputs)
-                found[f"{attention}.q_a_layernorm.weight"] = (rank,)
-                found[f"{attention}.q_b_proj.weight"] = (heads * head, rank)
-            else:
-                found[f"{attention}.q_proj.weight"] = (heads * head, inputs)
-            found[f"{attention}.kv_a_proj_with_mqa.weight"] = (latent.cached, inputs)
-            found[f"{attention}.kv_a_layernorm.weight"] = (latent.kv_lora_rank,)
-            rows = heads * (latent.qk_nope_head_dim + latent.v_head_dim)
-            found[f"{attention}.kv_b_proj.weight"] = (rows, latent.kv_lora_rank)
-            found[f"{attention}.o_proj.weight"] = (hidden, heads * latent.v_head_dim)
-        else:
-            size = drafter.head_dim
-            found[f"{attention}.q_proj.weight"] = (heads * size, inputs)
-            found[f"{attention}.k_proj.weight"] = (drafter.kv_heads * size, inputs)
-            found[f"{attention}.v_proj.weight"] = (drafter.kv_heads * size, inputs)
-            found[f"{attention}.o_proj.weight"] = (hidden, heads * size)
-            if drafter.model_type == "qwen3":
-                found[f"{attention}.q_norm.weight"] = (size,)
-                found[f"{attention}.k_norm.weight"] = (size,)
-        inner = drafter.intermediate_size
-        found[f"{place}.mlp.gate_proj.weight"] = (inner, hidden)
-        found[f"{place}.mlp.up_proj.weight"] = (inner, hidden)
-        found[f"{place}.mlp.down_proj.weight"] = (hidden, inner)
-    found["norm.weight"] = (hidden,)
-    if drafter.draft_vocab_size != drafter.vocab_size:
-        found["lm_head.weight"] = (drafter.draft_vocab_size, hidden)
-    return found
-
-
-def _tensors(pair: Pair) -> Iterator[Check]:
-    target, drafter, rules = pair.target, pair.drafter, pair.rules
-    what = "tensors"
-    if not drafter.tensors:
-        yield Check(
-            "pair.tensors",
-            "warn",
-            what,
-            "the drafter has no safetensors file, so its weights could not be judged",
-            "Convert it to safetensors, or measure the acceptance length.",
-        )
-        return
-    used = used_ids(target, drafter, rules)
-    states = (drafter.fc_inputs or 0) // target.hidden_size or len(used or target.default_ids)
-    wanted = expected_shapes(pair, states)
-    loaded = drafter.loaded
-    lent = {
-        "embed_tokens.weight": (drafter.vocab_size, drafter.hidden_size),
-        "lm_head.weight": (drafter.draft_vocab_size, drafter.hidden_size),
-    }
-    known = {**lent, **wanted}
-    modules = {name.rpartition(".")[0] for name in known}
-    present = {name.rpartition(".")[0] for name in loaded}
-
-    def there(name: str) -> bool:
-        return name in loaded or bool(drafter.quantization and name.rpartition(".")[0] in present)
-
-    missing = [name for name in wanted if not there(name)]
-    unknown = [
-        original
-        for name, (original, _) in loaded.items()
-        if name not in known
-        and not _may_be_there(name, drafter, rules)
-        and not (drafter.quantization and name.rpartition(".")[0] in modules)
-        and not _SCALES.search(name)
-    ]
-    layer = "midlayer" if any("midlayer." in name for name in drafter.tensors) else "layers.0"
-    if missing:
-        names = [name.replace("layers.0", layer) for name in missing]
-        how = (
-            "refuses it"
-            if rules.checks_weights
-            else "starts with whatever is in memory there, and drafts nothing of use"
-        )
-        prefixed = any(name.startswith("model.") for name in drafter.tensors)
-        yield Check(
-            "pair.tensors",
-            "stop",
-            what,
-            f"{len(missing)} missing: {_some(names)}; {rules.name} {how}",
-            "Its tensors have a prefix 'model.' that the format does not: rename them."
-            if prefixed
-            else "The checkpoint is incomplete, or of another form than its config.json says.",
-        )
-    if unknown:
-        refuses = rules.refuses_unknown(drafter)
-        yield Check(
-            "pair.tensors-unknown",
-            "stop" if refuses else "warn",
-            what,
-            f"{len(unknown)} unknown to this class: {_some(unknown)}; {rules.name} "
-            f"{'stops there' if refuses else 'leaves them out without a word'}",
-            "Ask what they are for: a drafter that needs them is none that this release can run.",
-        )
-    if wrong := _misshapen(drafter, known):
-        yield Check(
-            "pair.shapes",
-            "stop",
-            what,
-            f"{len(wrong)} of another shape than config.json says: {_some(wrong)}",
-            "config.json belongs to another checkpoint, or draft_vocab_size or a head size is "
-            f"wrong. {FIX}",
-        )
-    if not (missing or unknown or wrong):
-        shared = [name.partition(".")[0] for name in lent if name not in loaded]
-        lending = f"; {' and '.join(shared)} from the target" if shared else ""
-        yield Check("pair.tensors", "pass", what, f"all {len(loaded)} in place{lending}")
-
-
-def _may_be_there(name: str, drafter: Drafter, rules: Rules) -> bool:
-    if name in ("d2t", "t2d") or _IGNORED.search(name):
-        return True
-    if name.endswith(".bias") and drafter.fields.flag("attention_bias") and ".self_attn." in name:
-        return True
-    if name.endswith(".hidden_norm.weight") and drafter.style in ("llama", "mla"):
-        return re.fullmatch(r"layers\.\d+\.hidden_norm\.weight", name) is not None
-    if name.startswith("fc_norm."):  # told of with the flag that it goes with
-        return True
-    return name.startswith("input_norm.")
-
-
-def _misshapen(drafter: Drafter, known: dict[str, tuple[int, ...]]) -> list[str]:
-    found = []
-    for name, shape in known.items():
-        entry = drafter.loaded.get(name)
-        if entry is None or name == "fc.weight":  # its width has a check of its own
-            continue
-        if drafter.quantization and entry[1].dtype not in ("BF16", "F16", "F32"):
-            continue
-        if entry[1].shape != shape:
-            found.append(f"{entry[0]} {_list(entry[1].shape)}, not {_list(shape)}")
-    return found
-
-
-def _maps(pair: Pair) -> Iterator[Check]:
-    """d2t and t2d, the maps between draft and target vocabulary."""
-    drafter, rules = pair.drafter, pair.rules
-    what = "draft vocabulary"
-    reduced = drafter.draft_vocab_size != drafter.vocab_size
-    d2t, t2d = drafter.tensors.get("d2t"), drafter.tensors.get("t2d")
-    if d2t is None:
-        if reduced and drafter.tensors:
-            yield Check(
-                "pair.d2t",
-                "stop",
-                what,
-                f"{drafter.draft_vocab_size} of {drafter.vocab_size} tokens are drafted, but the "
-                "checkpoint has no d2t that says which",
-                "The checkpoint is incomplete; without the map every draft is another token.",
-            )
-        return
-    if d2t.shape != (drafter.draft_vocab_size,):
-        yield Check(
-            "pair.d2t",
-            "stop",
-            what,
-            f"d2t has shape {_list(d2t.shape)}, draft_vocab_size is {drafter.draft_vocab_size}",
-            f"draft_vocab_size has to be the length of d2t and of lm_head. {FIX}",
-        )
-        return
-    steps = drafter.checkpoint.values(d2t)
-    tokens = [at + step for at, step in enumerate(steps)]
-    if min(tokens, default=0) < 0 or max(tokens, default=0) >= drafter.vocab_size:
-        yield Check(
-            "pair.d2t",
-            "stop",
-            what,
-            f"d2t leads to tokens from {min(tokens)} to {max(tokens)}, the vocabulary has "
-            f"{drafter.vocab_size}",
-            "d2t holds what to add to a draft id; this one seems to hold the ids themselves."
-            if sorted(set(steps)) == steps and steps[0] >= 0 and steps[-1] < drafter.vocab_size
-            else "The checkpoint is damaged.",
-        )
-        return
-    if len(set(tokens)) != len(tokens):
-        yield Check(
-            "pair.d2t",
-            "warn",
-            what,
-            f"d2t maps {len(tokens)} draft tokens to {len(set(tokens))} tokens only",
-            "Measure the acceptance length: one of each pair is lost.",
-        )
-        return
-    if not reduced and rules.since("0.30.0") and not rules.checks_weights:
-        yield Check(
-            "pair.d2t",
-            "stop",
-            what,
-            f"d2t is there although the whole vocabulary is drafted; {rules.name} has no place "
-            "for it then",
-            "Remove d2t and t2d from the checkpoint.",
-        )
-        return
-    if not reduced and any(steps):
-        yield Check(
-            "pair.d2t", "warn", what, "the whole vocabulary is drafted, yet d2t is not zero", None
-        )
-        return
-    if reduced and not any(steps):
-        yield Check(
-            "pair.d2t",
-            "warn",
-            what,
-            f"d2t is zero: the first {len(tokens)} tokens are drafted, which no trainer chooses",
-            "Ask whether the map was lost in a conversion; measure the acceptance length.",
-        )
-        return
-    if t2d is not None and t2d.shape == (drafter.vocab_size,):
-        held = [token for token, flag in enumerate(drafter.checkpoint.values(t2d)) if flag]
-        if held != sorted(tokens):
-            yield Check(
-                "pair.d2t",
-                "warn",
-                what,
-                f"d2t names {len(tokens)} tokens, t2d {len(held)}, and they are not the same; vLLM "
-                "uses d2t",
-                "One of the two belongs to another drafter: measure the acceptance length.",
-            )
-            return
-    told = "d2t and t2d agree" if t2d is not None else "d2t stays in the vocabulary"
-    yield Check("pair.d2t", "pass", what, f"{told}, {len(tokens)} tokens")
-
-
-# --- context, quantization, parallel sizes, stop tokens -------------------------------------------
-
-
-def serving_length(pair: Pair) -> int:
-    """The longest sequence, in tokens, that the server takes."""
-    return pair.setup.max_model_len or pair.target.context
+# --- context, parallel sizes, stop tokens ---------------------------------------------------------
 
 
 def _context(pair: Pair) -> Iterator[Check]:
@@ -726,14 +324,14 @@ def _context(pair: Pair) -> Iterator[Check]:
     if rules.has(LENGTH):
         yield Check(
             "pair.context",
-            "note",
+            "warn",
             what,
             f"{reason}: a longer request goes on without drafts",
             shorter,
             "F24",
         )
     elif rules.since("0.33.0"):
-        yield Check("pair.context", "note", what, reason, shorter)
+        yield Check("pair.context", "warn", what, reason, shorter)
     elif rules.second_runner:
         yield Check(
             "pair.context",
@@ -752,35 +350,6 @@ def _context(pair: Pair) -> Iterator[Check]:
             f"{shorter} The series stops it for that request only.",
             "F24",
         )
-
-
-def _quantization(pair: Pair) -> Iterator[Check]:
-    drafter = pair.drafter
-    what = "draft quantization"
-    if drafter.quantization is None:
-        packed = sorted(
-            name
-            for name, tensor in drafter.tensors.items()
-            if tensor.dtype not in ("BF16", "F16", "F32") and name not in ("d2t", "t2d")
-        )
-        if packed:
-            yield Check(
-                "pair.quantization",
-                "stop",
-                what,
-                f"{_some(packed)} is of type {drafter.tensors[packed[0]].dtype}, but config.json "
-                "names no quantization",
-                "Its quantization_config is missing.",
-            )
-        return
-    yield Check(
-        "pair.quantization",
-        "note",
-        what,
-        f"the drafter is quantized ({drafter.quantization}) by itself: that its tensors are there "
-        "was judged, not what is in them",
-        "Measure the acceptance length against an unquantized drafter.",
-    )
 
 
 def _parallel(pair: Pair) -> Iterator[Check]:
@@ -846,8 +415,6 @@ def _parallel(pair: Pair) -> Iterator[Check]:
 
 
 def _stop_tokens(pair: Pair) -> Iterator[Check]:
-    from advice.fields import Fields
-
     target = pair.target
     what = "stop tokens"
     where = f"{target.checkpoint.source.place}/generation_config.json"
@@ -867,7 +434,7 @@ def _stop_tokens(pair: Pair) -> Iterator[Check]:
             "warn",
             what,
             f"there is no generation_config.json with an eos_token_id; config.json has "
-            f"{_list(tuple(sorted(configured)))}, which chat models do not end an answer with",
+            f"{listed(tuple(sorted(configured)))}, which chat models do not end an answer with",
             "Take generation_config.json from the published checkpoint, or answers run on to the "
             "length limit.",
         )
@@ -876,8 +443,8 @@ def _stop_tokens(pair: Pair) -> Iterator[Check]:
             "pair.eos",
             "pass",
             what,
-            f"{_list(tuple(sorted(generated)))} from generation_config.json, "
-            f"{_list(tuple(sorted(configured)))} from config.json",
+            f"{listed(tuple(sorted(generated)))} from generation_config.json, "
+            f"{listed(tuple(sorted(configured)))} from config.json",
         )
 
 
@@ -922,11 +489,3 @@ def _made_for(pair: Pair) -> Iterator[Check]:
         )
     else:
         yield Check("pair.made-for", "pass", what, f"Kimi-K{its[1]} by both names")
-
-
-def _list(values: tuple[int, ...]) -> str:
-    return "[" + ", ".join(str(value) for value in values) + "]"
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from advice.checks import LEVELS, Check, Level, worst
-from advice.pair import Pair, intended_ids, pair_checks, serving_length, used_ids
+from advice.pair import pair_checks
 from advice.rules import Rules, rules_of
+from advice.together import Pair, intended_ids, serving_length, used_ids
 from patchset.errors import PatchsetError
 from patchset.faults import Fault
 from patchset.project import Project

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from advice.checks import Check
-from advice.pair import Pair
+from advice.together import Pair
 
 
 def serve_words(pair: Pair, checks: Sequence[Check], drafter: str | None = None) -> list[str]:
