@@ -15,6 +15,9 @@ env = $(BOOTSTRAP) env requirements/$(1).txt
 # What the locks leave out: wheels for systems that vLLM does not run on.
 FOREIGN = colorama mlx mlx-lm mlx-metal pywin32 win32-setctime
 
+# The engines' environments: the release each was locked for serves its neighbours as well.
+ENGINES = engine-0.16.0 engine-0.32.0
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all wheel bench lint lock series-lock rebase table clean python
 
@@ -45,8 +48,9 @@ lint: python ## Style and types of our own code
 	&& "$$py" -m mypy
 
 lock: python ## Write requirements/*.txt anew from requirements/*.in
-	@py=$$($(call env,dev)) && cd requirements && for name in tools dev engine-0.16.0; do \
-	case $$name in engine-0.16.0) before='--exclude-newer 2026-04-10';; *) before=;; esac; \
+	@py=$$($(call env,dev)) && cd requirements && for name in tools dev $(ENGINES); do \
+	case $$name in engine-0.16.0) before='--exclude-newer 2026-04-10';; \
+	engine-0.32.0) before='--exclude-newer 2026-10-21';; *) before=;; esac; \
 	echo "requirements/$$name.txt"; \
 	"$$py" -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-annotate --no-header $$before $(addprefix --no-emit-package ,$(FOREIGN)) $(ARGS) \

@@ -89,6 +89,8 @@ def engine_environ(tree: Path, extra: Mapping[str, str] | None = None) -> dict[s
         "CUDA_VISIBLE_DEVICES": "",
         "TRITON_INTERPRET": "1",
         "VLLM_PLUGINS": "standin_cpu",
+        # The releases from 0.29 choose the V2 model runner themselves wherever Triton works.
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
         # 0.16.0 has no MLA attention on CPUs: the target falls back to plain multi-head attention.
         "VLLM_MLA_DISABLE": "1",
         # Binding to "physical" cores leaves half of a small virtual machine idle.

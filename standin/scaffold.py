@@ -1,4 +1,4 @@
-"""What vLLM 0.16.0's CPU worker lacks to run speculative decoding (fault F31), put in from outside.
+"""What vLLM's CPU worker lacks to run EAGLE-3 (fault F31), put in from outside: up to 0.22.0.
 
 vLLM loads this as a general plugin in the front-end, the engine core and every worker, before any
 model runner is made. Nothing that the patches touch is replaced: proposer, rejection sampler,
@@ -41,9 +41,27 @@ class _Inert:
 
 def install() -> None:
     """Make the substitutions in this process; vLLM calls it once, a second call changes nothing."""
+    import vllm
+    from packaging.version import Version
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.worker import cpu_model_runner
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    release = Version(vllm.__version__)
+    if release >= Version("0.22.1"):
+        return  # its CPU worker runs EAGLE-3 by itself
+
+    # Up to 0.19 the CPU runner's load_model loads the target only: no drafter. Up to 0.22.0 it does
+    # not ask the target for auxiliary hidden states.
+    runner: Any = cpu_model_runner.CPUModelRunner
+    runner.load_model = GPUModelRunner.load_model
+
+    # The GPU runner's load_model reports the memory that the weights took; nobody counts it here.
+    platform: Any = CpuPlatform
+    platform.get_current_memory_usage = classmethod(lambda cls, device=None: 0.0)
+
+    if release >= Version("0.20.0"):
+        return  # its CPU runner can draft
 
     # The GPU runner copies draft tokens on a side stream and waits for events. A CPU has neither.
     cuda: Any = torch.cuda
@@ -62,11 +80,4 @@ def install() -> None:
         self.use_cuda_graph = False
         self.cascade_attn_enabled = False
 
-    # The CPU runner's load_model loads the target only: no drafter, no auxiliary hidden states.
-    runner: Any = cpu_model_runner.CPUModelRunner
     runner.__init__ = init
-    runner.load_model = GPUModelRunner.load_model
-
-    # The GPU runner's load_model reports the memory that the weights took; nobody counts it here.
-    platform: Any = CpuPlatform
-    platform.get_current_memory_usage = classmethod(lambda cls, device=None: 0.0)

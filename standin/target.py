@@ -300,6 +300,19 @@ def write_checkpoint(
             "merge_size": config["vision_config"]["merge_kernel_size"][0],
             "patch_limit": 64,
             "num_frames_per_chunk": 4,
+            # The same for the image processor that vLLM has itself from 0.32 on.
+            "media_proc_cfg": {
+                "patch_size": config["vision_config"]["patch_size"],
+                "merge_kernel_size": config["vision_config"]["merge_kernel_size"][0],
+                "in_patch_limit": 64,
+                "patch_limit_on_one_side": 64,
+                "in_patch_limit_each_frame": None,
+                "in_patch_limit_video": None,
+                "fixed_output_tokens": None,
+                "temporal_merge_kernel_size": 4,
+                "image_mean": [0.5, 0.5, 0.5],
+                "image_std": [0.5, 0.5, 0.5],
+            },
         },
     )
     _write_json(

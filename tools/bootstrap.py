@@ -34,6 +34,7 @@ import re
 import shutil
 import subprocess
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 USAGE, INTEGRITY, ENVIRONMENT, INTERRUPTED = 2, 4, 5, 130
 MARKER = "complete.json"  # written last: an environment without it is half-built
+CPU_TORCH = ROOT / "requirements" / "torch-cpu.txt"
 UNUSED_LAYER_DAYS = 14
 
 
@@ -111,11 +113,32 @@ def environment(requirements: Path) -> Path:
         say(f"making the environment of {requirements.name} ({count} packages) in {target}")
         _make_venv(Path(sys.executable), target, pip=True)
         # The lock is complete, and pip before 23.3 takes no pin for a package with extras.
-        command = ["-m", "pip", "install", "--require-hashes", "--no-deps"]
-        command += ["-r", str(requirements)]
-        _run_pip(_python(target), command, target.with_suffix(".log"), count)
+        command = ["-m", "pip", "install", "--require-hashes", "--no-deps", "-r"]
+        python, log = _python(target), target.with_suffix(".log")
+        with tempfile.TemporaryDirectory() as folder:
+            listed = requirements
+            if _names_torch_of(CPU_TORCH, content):
+                with contextlib.suppress(BootstrapError):
+                    _run_pip(python, [*command, str(CPU_TORCH)], log, 1)
+                    listed = Path(folder) / requirements.name
+                    listed.write_text(_without_torch(content.decode()))
+            _run_pip(python, [*command, str(listed)], log, count)
 
     return _once(target, described, build)
+
+
+def _names_torch_of(cpu_torch: Path, lock: bytes) -> bool:
+    """Whether `lock` pins the very torch of which `cpu_torch` pins the CPU build."""
+    pin = re.compile(rb"^torch==[^ +]+", re.MULTILINE)
+    wanted, offered = pin.search(lock), pin.search(cpu_torch.read_bytes())
+    return bool(wanted and offered and wanted[0] == offered[0])
+
+
+def _without_torch(lock: str) -> str:
+    """The lock less torch and less CUDA's libraries, which only torch's CUDA build needs."""
+    entries = re.findall(r"^\S.*(?:\n[ \t].*)*", lock, re.MULTILINE)
+    left_out = ("torch==", "nvidia-", "cuda-")
+    return "\n".join(entry for entry in entries if not entry.startswith(left_out)) + "\n"
 
 
 def layer(base: Path, wheel: Path) -> Path:

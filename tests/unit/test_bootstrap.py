@@ -45,24 +45,24 @@ def call(cache: Path, *arguments: object, **environ: str) -> subprocess.Complete
     )
 
 
-def make_wheel(folder: Path) -> Path:
-    """A wheel `tiny` 1.0 with one module."""
+def make_wheel(folder: Path, name: str = "tiny", version: str = "1.0") -> Path:
+    """A wheel with one module."""
+    info = f"{name}-{version}.dist-info"
     files = {
-        "tiny.py": b"import pip\nWORD = 'here'\n",
-        "tiny-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n",
-        "tiny-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\n"
-        b"Tag: py3-none-any\n",
+        f"{name}.py": b"import pip\nWORD = 'here'\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = []
-    for name, content in files.items():
+    for file, content in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-        record.append(f"{name},sha256={digest},{len(content)}\n")
-    record.append("tiny-1.0.dist-info/RECORD,,\n")
-    files["tiny-1.0.dist-info/RECORD"] = "".join(record).encode()
-    path = folder / "tiny-1.0-py3-none-any.whl"
+        record.append(f"{file},sha256={digest},{len(content)}\n")
+    record.append(f"{info}/RECORD,,\n")
+    files[f"{info}/RECORD"] = "".join(record).encode()
+    path = folder / f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
+        for file, content in files.items():
+            archive.writestr(file, content)
     return path
 
 
@@ -139,6 +139,40 @@ def test_a_layer_has_its_wheel_and_sees_the_base(cache: Path, empty: Path, tmp_p
     assert said.startswith("here ")
     assert "/envs/" in said
     assert call(cache, "layer", empty, wheel).stderr == ""
+
+
+@pytest.mark.parametrize("pinned", ["2.0", "3.0"])
+@pytest.mark.parametrize("found", [True, False], ids=["found", "not-found"])
+def test_torch_s_cpu_build_comes_without_cuda_s_libraries(
+    pinned: str, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where pip finds it, and where it is the build of the torch that the lock pins."""
+
+    def pin(name: str, version: str, folder: str = "index") -> str:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        wheel = make_wheel(tmp_path / folder, name, version)
+        return f"{name}=={version} \\\n    --hash=sha256:{bootstrap._sha256(wheel.read_bytes())}\n"
+
+    lock, cpu = tmp_path / "lock.txt", tmp_path / "torch-cpu.txt"
+    lock.write_text(pin("nvidia_cublas", "1.0").replace("_", "-") + pin("torch", pinned))
+    with lock.open("a") as more:
+        more.write(pin("tiny", "1.0"))
+    cpu.write_text(pin("torch", "2.0+cpu", "index" if found else "elsewhere"))
+    monkeypatch.setattr(bootstrap, "CPU_TORCH", cpu)
+    for name, value in {
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(tmp_path / "index"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    packages = bootstrap.site_packages(bootstrap.environment(lock))
+    have = {item.name.removesuffix(".dist-info") for item in packages.glob("*.dist-info")}
+    have = {name for name in have if not name.startswith(("pip-", "setuptools-"))}
+    if found and pinned == "2.0":
+        assert have == {"torch-2.0+cpu", "tiny-1.0"}
+    else:
+        assert have == {f"torch-{pinned}", "nvidia_cublas-1.0", "tiny-1.0"}
 
 
 def test_a_wrong_hash_is_an_integrity_failure(cache: Path, tmp_path: Path) -> None:
