@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tracemalloc
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -16,10 +19,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from patchset import operations
+from patchset import transaction as transaction_module
 from patchset.errors import IntegrityFault, Refused, UnknownRelease, UnsafePath, UsageFault
 from patchset.operations import Outcome
 from patchset.paths import locate
 from patchset.tree import open_tree
+from patchset.wheel import BuiltWheel
 from unit.support import (
     OVERLAY,
     PRISTINE,
@@ -416,14 +421,88 @@ def test_an_older_patch_set_that_touched_other_files_is_not_forgotten(world: Wor
     assert {name: data[0] for name, data in before.items()}.items() <= read_tree(root).items()
 
 
-def test_what_was_applied_keeps_its_digest_when_only_a_message_changed(world: World) -> None:
-    trees = [world.tree("source"), world.tree("install", "installed")]
-    old = {apply(world, root).verdict.digest for root in trees}
-    trees.append(world.root / "from-wheel")
+def installed(world: World) -> tuple[Path, BuiltWheel]:
+    """A folder with the patched wheel of the present series in it, and that wheel."""
     built = apply(world, world.wheel).wheel
     assert built is not None
     with zipfile.ZipFile(built.path) as archive:
-        archive.extractall(trees[-1])
+        archive.extractall(world.root / "from-wheel")
+    return world.root / "from-wheel", built
+
+
+@pytest.mark.parametrize("path", ["vllm/beta.py", "vllm/sub/gamma.py"])
+def test_an_edit_to_what_only_an_older_patched_wheel_touched_is_seen(
+    world: World, path: str
+) -> None:
+    root, built = installed(world)
+    world = drop_second_patch(world)
+    for place in (root, built.path):
+        verdict = status(world, place).verdict
+        assert (verdict.state, verdict.digest) == ("applied", built.digest)
+    patched = (root / path).read_bytes()
+    for content in (patched + b"# edited\n", PRISTINE[path], None):
+        write_tree(root, {path: content})
+        before = facts(root)
+        verdict = status(world, root).verdict
+        assert (verdict.state, verdict.digest) == ("foreign", None)
+        assert f"{path}: is not as in the patched wheel that was installed" in verdict.explanation
+        with pytest.raises(Refused, match=path):
+            apply(world, root)
+        assert facts(root) == before
+    write_tree(root, {path: patched})
+    write_tree(root, {name: PRISTINE[name] for name in ("vllm/alpha.py", "vllm/gone.py")})
+    write_tree(root, {"vllm/sub/deep/new.py": None, "vllm/extra/over.py": None})
+    verdict = status(world, root).verdict  # the files of the new series are as released, but:
+    assert (verdict.state, verdict.digest) == ("partial", None)
+    assert "vllm/beta.py is as in the patched wheel" in verdict.explanation
+
+
+def test_a_patched_wheel_that_shares_no_file_with_the_series_is_not_pristine(world: World) -> None:
+    third = next(world.patches.glob("0003-*.patch"))
+    first = next(world.patches.glob("0001-*.patch"))
+    shutil.rmtree(world.root / "overlay")
+    for path in world.patches.glob("*.patch"):
+        path.rename(world.root / path.name)
+    worlds = []
+    for patch in (third, first):
+        (world.root / patch.name).rename(patch)
+        (world.patches / "series").write_text(f"{patch.name}\n")
+        world.relock()
+        worlds.append(World(world.root, type(world.project)(world.root)))
+        if patch == third:
+            root, built = installed(worlds[0])
+            assert status(worlds[0], root).verdict.state == "applied"
+            patch.unlink()
+    verdict = status(worlds[1], root).verdict
+    assert (verdict.state, verdict.digest) == ("applied", built.digest)
+    write_tree(root, {"vllm/gone.py": b"back = 1\n"})
+    verdict = status(worlds[1], root).verdict
+    assert (verdict.state, verdict.digest) == ("foreign", None)
+    assert verdict.explanation.startswith("vllm/gone.py: is not as in the patched wheel")
+
+
+def test_what_an_installed_wheel_says_of_itself_is_checked(world: World) -> None:
+    root, built = installed(world)
+    path = next(root.glob("*.dist-info")) / "kimi_eagle3.json"
+    data = json.loads(path.read_text())
+    lock = world.project.lock(VERSION)
+    assert {item["path"]: item["sha256"] for item in data["files"]} == {
+        name: entry.after for name, entry in lock.paths.items()
+    }
+    outside = {"path": "../victim", "sha256": None}
+    for wrong in ({"files": None}, {"files": [outside]}, {"schema": data["schema"][:-1] + "1"}):
+        path.write_text(json.dumps({**data, **wrong}))
+        with pytest.raises(IntegrityFault, match="damaged"):
+            status(world, root)
+    first = {key: value for key, value in data.items() if key != "files"}
+    path.write_text(json.dumps({**first, "schema": data["schema"][:-1] + "1"}))
+    assert status(world, root).verdict.digest == built.digest
+
+
+def test_what_was_applied_keeps_its_digest_when_only_a_message_changed(world: World) -> None:
+    trees = [world.tree("source"), world.tree("install", "installed")]
+    old = {apply(world, root).verdict.digest for root in trees}
+    trees.append(installed(world)[0])
     patch = next(world.patches.glob("0001-*.patch"))
     patch.write_bytes(patch.read_bytes().replace(b"What breaks", b"What exactly breaks"))
     world.relock()
@@ -638,6 +717,36 @@ def test_a_damaged_state_file_is_an_integrity_fault(world: World) -> None:
         assert facts(root) == before
     path.write_text(json.dumps(data))
     assert reverse(world, root).result == "done"
+
+
+def test_a_forged_state_file_does_not_fill_the_memory(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = world.tree("source")
+    apply(world, root)
+    path = root / ".vllm-kimi-eagle3" / "state.json"
+    sound = path.read_bytes()
+    monkeypatch.setattr(transaction_module, "MAX_NOTE", len(sound))
+    data = json.loads(sound)
+    index = next(at for at, item in enumerate(data["files"]) if item["original"] is not None)
+    huge = bytes(1 << 28)
+    bomb = base64.b64encode(zlib.compress(huge)).decode()
+    forged = {**data["files"][index], "original": bomb}
+    forged["before"] = hashlib.sha256(huge).hexdigest()
+    del huge
+    data["files"][index] = forged
+    path.write_text(json.dumps(data))
+    tracemalloc.start()
+    with pytest.raises(IntegrityFault, match="damaged"):
+        reverse(world, root)
+    monkeypatch.undo()
+    before = facts(root)
+    with pytest.raises(IntegrityFault, match="damaged"):
+        reverse(world, root)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 28
+    assert facts(root) == before
 
 
 OUTSIDE = [

@@ -7,7 +7,7 @@ from typing import Literal, Self
 import msgspec
 
 from patchset.errors import IntegrityFault
-from patchset.paths import PROVENANCE
+from patchset.paths import PROVENANCE, noted_path
 from patchset.releases import Sha256, Strict
 
 
@@ -34,10 +34,23 @@ class AddedFile(Strict, frozen=True):
     sha256: Sha256
 
 
-class Provenance(Strict, frozen=True):
-    """The file's schema. It holds no time and no place, so that builds are reproducible."""
+class PatchedFile(Strict, frozen=True):
+    """A file that the patch set changes, adds or (``None``) deletes, as the wheel holds it."""
 
-    schema: Literal["vllm-kimi-eagle3/provenance/1"]
+    path: str
+    sha256: Sha256 | None
+
+    def __post_init__(self) -> None:
+        noted_path(self.path)
+
+
+class Provenance(Strict, frozen=True):
+    """The file's schema. It holds no time and no place, so that builds are reproducible.
+
+    The first schema had no ``files``; wheels that carry it are still understood.
+    """
+
+    schema: Literal["vllm-kimi-eagle3/provenance/1", "vllm-kimi-eagle3/provenance/2"]
     release: str
     version: str
     digest: Sha256
@@ -45,6 +58,17 @@ class Provenance(Strict, frozen=True):
     source: Source
     patches: list[AppliedPatch]
     overlay: list[AddedFile]
+    files: list[PatchedFile] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.files is None) != self.schema.endswith("/1"):
+            raise ValueError("files are a part of schema 2, and of no other")
+
+    @property
+    def known(self) -> dict[str, str | None]:
+        """The sha256 of each file that the patch set touches, as far as this tells."""
+        listed = self.overlay if self.files is None else self.files
+        return {item.path: item.sha256 for item in listed}
 
     @classmethod
     def load(cls, content: bytes, where: str) -> Self:

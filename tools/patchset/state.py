@@ -18,7 +18,7 @@ from patchset.paths import noted_path
 from patchset.record import Record, path_of
 from patchset.releases import Sha256, Strict
 from patchset.series import Change, Series
-from patchset.transaction import STATE, Edit
+from patchset.transaction import MAX_NOTE, STATE, Edit, read_note
 from patchset.tree import STATE_FOLDER, Tree, record_of
 
 Time = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # in nanoseconds
@@ -89,7 +89,7 @@ def load_state(tree: Tree) -> State | None:
         return None
     path = tree.state_dir / STATE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=State)
+        return msgspec.json.decode(read_note(path), type=State)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except msgspec.DecodeError as fault:
@@ -228,7 +228,12 @@ def _unpack(text: str | None) -> bytes | None:
     if text is None:
         return None
     try:
-        return zlib.decompress(base64.b64decode(text, validate=True))
+        inflater = zlib.decompressobj()
+        # A few bytes can inflate to gigabytes; no more is taken than a source file can have.
+        content = inflater.decompress(base64.b64decode(text, validate=True), MAX_NOTE)
+        if not inflater.eof or inflater.unused_data:
+            raise ValueError("its data does not end where it should")
+        return content
     except (ValueError, zlib.error) as fault:
         raise IntegrityFault(f"{STATE}: is damaged") from fault
 

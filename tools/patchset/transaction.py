@@ -36,6 +36,7 @@ _NEW = ".kimi-eagle3-new"
 _OLD = ".kimi-eagle3-old"
 
 STATE = "state.json"
+MAX_NOTE = 1 << 26  # bytes of a state file or journal: 64 MiB, when those for vLLM have under 1
 NEW_MODE = 0o644  # of a file that was not there before
 
 Base = Literal["tree", "state"]
@@ -374,11 +375,20 @@ class _Work:
                     self.files.unlink(cache / name)
 
 
+def read_note(path: Path) -> bytes:
+    """A state file or journal; what is longer than any that these tools write is cut, so damaged.
+
+    A forged one must not fill the memory.
+    """
+    with path.open("rb") as stream:
+        return stream.read(MAX_NOTE)
+
+
 def interrupted(state_dir: Path) -> Journal | None:
     """The journal of a run that did not end, if there is one. Changes nothing."""
     path = state_dir / JOURNAL
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Journal)
+        return msgspec.json.decode(read_note(path), type=Journal)
     except FileNotFoundError:
         return None
     except NotADirectoryError:

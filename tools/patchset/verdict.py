@@ -92,23 +92,32 @@ def judge(tree: Tree, release: Release, series: Series, lock: SeriesLock) -> Ver
         touched = {item.path for item in record.files}
         if all(found[path] == before[path] for path in found.keys() - touched):
             noted = record
-    built = _built_in(tree, found) if noted is None else None
+    wheel = _wheel_of(tree) if noted is None else None
+    built = wheel if wheel and _is_sound(wheel, tree, found) else None
+    # The verdicts on files tell of those that this series touches; an older set touches others.
+    odd_one = _edited(wheel, tree, found) if wheel else None
 
     state: TreeState
     known: str | None = None
-    if found == after and found != before:
+    if wheel and odd_one:
+        state = "foreign"
+        text = f"{odd_one}: is not as in the patched wheel that was installed, {wheel.version}"
+    elif found == after and found != before:
         state, known = "applied", (noted or built or series).digest
         text = f"all {len(found)} touched files are as after the series"
     elif noted is not None and noted.digest != series.digest:
         state, known = "applied", noted.digest
         cut = "" if noted.upto is None else f", its first {noted.upto} patches,"
         text = f"another patch set{cut} was applied on {noted.applied}"
-    elif found == before:
+    elif found == before and not (built and built.known):
         state = "pristine"
         text = f"all {len(found)} touched files are as released"
         if left := _left(tree, record, lock):
             state = "partial"
             text = f"{left} is as the patch set applied on {record and record.applied} left it"
+        elif wheel and (kept := sorted(wheel.known.keys() - found.keys())):
+            state = "partial"
+            text = f"{kept[0]} is as in the patched wheel that was installed, {wheel.version}"
     elif built is not None:
         state, known = "applied", built.digest
         text = f"another patch set is built into this wheel, {built.version}"
@@ -138,19 +147,29 @@ def _left(tree: Tree, record: State | None, lock: SeriesLock) -> str | None:
     return None
 
 
-def _built_in(tree: Tree, found: dict[str, str | None]) -> Provenance | None:
-    """The patch set of a patched wheel, if the files are still those that the wheel held."""
+def _wheel_of(tree: Tree) -> Provenance | None:
+    """What a patched wheel says of itself, in the wheel or where it was installed."""
     from patchset.provenance import Provenance
 
-    content, record = tree.read_info(PROVENANCE), tree.read_info("RECORD")
-    if content is None or record is None:
-        return None
+    content = tree.read_info(PROVENANCE)
+    return None if content is None else Provenance.load(content, str(tree.root))
+
+
+def _is_sound(wheel: Provenance, tree: Tree, found: dict[str, str | None]) -> bool:
+    """Whether the files in ``found``, and all of its own, are still those that the wheel held."""
+    record = tree.read_info("RECORD")
+    if record is None or _edited(wheel, tree, {}):
+        return False
     listed = Record(record, f"{tree.root}: RECORD")
-    for path, checksum in found.items():
-        if listed.checksum(path) != checksum:
-            return None
-    built = Provenance.load(content, str(tree.root))
-    return built if all(digest(tree.read(x.path)) == x.sha256 for x in built.overlay) else None
+    return all(listed.checksum(path) == checksum for path, checksum in found.items())
+
+
+def _edited(wheel: Provenance, tree: Tree, apart: dict[str, str | None]) -> str | None:
+    """The first file of the wheel's patch set, not in ``apart``, that is not as it was built."""
+    for path, checksum in wheel.known.items():
+        if path not in apart and digest(tree.read(path)) != checksum:
+            return path
+    return None
 
 
 def _name(items: list[FileVerdict]) -> str:

@@ -30,7 +30,7 @@ from patchset.errors import (
 from patchset.lock import SeriesLock, digest
 from patchset.paths import PROVENANCE, VERSION_FILE
 from patchset.project import Project
-from patchset.provenance import AddedFile, AppliedPatch, Provenance, Source
+from patchset.provenance import AddedFile, AppliedPatch, PatchedFile, Provenance, Source
 from patchset.record import Record
 from patchset.releases import Artifact, Release
 from patchset.series import Change, Series, changes
@@ -205,7 +205,7 @@ def _plan(
             info[name.removeprefix(f"{old_info}/")] = _need(archive, name)
     info["METADATA"] = _set_metadata(info["METADATA"], series.release, version)
     info["WHEEL"] = _set_tags(info["WHEEL"], tags)
-    info[PROVENANCE] = _provenance(artifact, series, version).dump()
+    info[PROVENANCE] = _provenance(artifact, series, version, list(found.values())).dump()
 
     record = Record(_need(archive, f"{old_info}/RECORD"), f"{archive.path}: RECORD")
     for path in found:
@@ -223,9 +223,11 @@ def _plan(
     return [*body, *tail]
 
 
-def _provenance(artifact: Artifact, series: Series, version: str) -> Provenance:
+def _provenance(
+    artifact: Artifact, series: Series, version: str, found: list[Change]
+) -> Provenance:
     return Provenance(
-        schema="vllm-kimi-eagle3/provenance/1",
+        schema="vllm-kimi-eagle3/provenance/2",
         release=series.release,
         version=version,
         digest=series.digest,
@@ -241,6 +243,7 @@ def _provenance(artifact: Artifact, series: Series, version: str) -> Provenance:
             for patch in series.patches
         ],
         overlay=[AddedFile(path=item.path, sha256=item.sha256) for item in series.overlay],
+        files=[PatchedFile(path=item.path, sha256=digest(item.after)) for item in found],
     )
 
 
