@@ -30,7 +30,9 @@ CODES = EXIT_CODES.replace(
     help="A Python, an environment or a checkout: judge the vLLM that is there.",
 )
 @click.option("--gpus", help="The cards, e.g. 8xRTX-PRO-6000 or 8xB200.")
-@click.option("--tp", type=click.IntRange(min=1), default=1, help="Tensor parallel size.")
+@click.option(
+    "--tp", type=click.IntRange(min=1), help="Tensor parallel size; if left out, all cards."
+)
 @click.option("--pp", type=click.IntRange(min=1), default=1, help="Pipeline parallel size.")
 @click.option("--dcp", type=click.IntRange(min=1), default=1, help="Decode context parallel size.")
 @click.option("--kv-cache-dtype", help="As for vllm serve: auto, bfloat16, fp8, ...")
@@ -71,7 +73,7 @@ def doctor(
     stock: bool,
     env: Path | None,
     gpus: str | None,
-    tp: int,
+    tp: int | None,
     pp: int,
     dcp: int,
     kv_cache_dtype: str | None,
@@ -92,6 +94,7 @@ def doctor(
     """
 
     def job(progress: Progress) -> Report:
+        from advice.cards import read_cards
         from advice.examine import examine
         from advice.setup import Setup
         from patchset.errors import UsageFault
@@ -105,11 +108,12 @@ def doctor(
             raise UsageFault("--target and --drafter have to be given")
         if env is not None and stock:
             raise UsageFault("--env tells what is there; leave out --stock")
+        cards = read_cards(gpus).number if gpus else pp
         setup = Setup(
             release=release or "",
             stock=stock,
             gpus=gpus,
-            tp=tp,
+            tp=tp or max(1, cards // pp),
             pp=pp,
             dcp=dcp,
             kv_cache_dtype=kv_cache_dtype,

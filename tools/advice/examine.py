@@ -15,7 +15,7 @@ from advice.memory import Budget, budget, memory_checks
 from advice.pair import pair_checks
 from advice.release import better_release, release_checks
 from advice.rules import rules_of
-from advice.serve import can_serve, serve_words
+from advice.serve import command
 from advice.setup import Setup
 from advice.target import Target, read_target
 from advice.together import Pair
@@ -87,15 +87,22 @@ def examine(
             proposed = read_drafter(written)
     pair = Pair(known, proposed, setup, rules)
     faults = load_faults(project.root / "patches" / "faults.toml")
+
+    def judge(pair: Pair) -> list[Check]:
+        return [
+            *pair_checks(pair),
+            *release_checks(pair, faults),
+            *card_checks(pair, faults),
+            *memory_checks(pair, faults),
+        ]
+
     checks += target_checks(known)
-    checks += pair_checks(pair)
-    checks += release_checks(pair, faults)
-    checks += card_checks(pair, faults)
-    checks += memory_checks(pair, faults)
+    before = list(checks)  # what no option changes
+    checks += judge(pair)
+    words = tuple(command(pair, checks, lambda other: [*before, *judge(other)]))
     if environment is None and (better := better_release(pair, faults, project)):
         checks.append(better)
-    command = tuple(serve_words(pair, checks)) if can_serve(checks) else ()
-    return Examination(pair, tuple(checks), command, fix, changes)
+    return Examination(pair, tuple(checks), words, fix, changes)
 
 
 def target_checks(target: Target) -> list[Check]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from advice.backends import chosen, wants_fp8
 from advice.cards import MIB, Cards, read_cards
@@ -218,21 +218,25 @@ def memory_checks(pair: Pair, faults: Sequence[Fault]) -> list[Check]:
         return []
     found = budget(pair, read_cards(pair.setup.gpus))
     checks = []
+    fits = _fits(pair, found)
     reserved = next((n.size for n in found.needs if n.what == "Triton MLA workspace"), 0)
     f14 = next((fault for fault in faults if fault.id == "F14"), None)
     if reserved > 2 * GIB and f14 is not None and f14.affects(pair.rules.version):
-        worth = "--max-num-seqs 32 leaves it small." if max_num_seqs(pair, found.cards) > 32 else ""
+        few = (("--max-num-seqs", "32"),) if max_num_seqs(pair, found.cards) > 32 else ()
         checks.append(
             Check(
                 "memory.F14",
                 "stop" if found.left <= 0 else "warn",
                 "fault F14",
                 f"{f14.title}: {_gib(reserved)} a card here",
-                worth or "Serve a shorter --max-model-len.",
+                "--max-num-seqs 32 leaves it small." if few else "Serve a shorter --max-model-len.",
                 "F14",
+                few,
             )
         )
-    return [*checks, _fits(pair, found)]
+        if found.left <= 0 < found.left + reserved:
+            fits = replace(fits, flags=few)
+    return [*checks, fits]
 
 
 def _fits(pair: Pair, found: Budget) -> Check:
@@ -252,14 +256,16 @@ def _fits(pair: Pair, found: Budget) -> Check:
     told = f"{card}; {fits} ({found.per_token} bytes each), {held / length:.2f} x {length}"
     level: Level = "pass"
     cure = None
+    flags: tuple[tuple[str, str], ...] = ()
     if held < length:
         level = "stop" if held < (1 - DOUBT) * length else "warn"
         cure = (
             f"Serve at most --max-model-len {_round_down(held)}, or use an FP8 KV cache or --dcp."
         )
+        flags = (("--max-model-len", str(_round_down(held))),)
     elif held < (1 + DOUBT) * length:
         level, cure = "warn", "This is within what the estimate can be wrong; expect a refusal."
-    return Check("memory.context", level, "memory", told, cure)
+    return Check("memory.context", level, "memory", told, cure, flags=flags)
 
 
 def _gib(size: int) -> str:

@@ -3,17 +3,49 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from advice.checks import Check
 from advice.together import Pair
 
+# Options that a check may ask for, and the field of advice.setup.Setup behind each.
+_FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "--kv-cache-dtype": ("kv_cache_dtype", str),
+    "--attention-backend": ("attention_backend", str),
+    "--max-model-len": ("max_model_len", int),
+    "--max-num-seqs": ("max_num_seqs", int),
+    "--gpu-memory-utilization": ("gpu_memory_utilization", float),
+}
+_DRAFT_FIELDS = {"attention_backend": "draft_attention_backend"}
+_ROUNDS = 4  # of judging again: a cure may meet the next fault
 
-def serve_words(pair: Pair, checks: Sequence[Check], drafter: str | None = None) -> list[str]:
-    """``vllm serve`` for the pair with what the checks ask for, as words of a command line.
 
-    ``drafter``: another place of the drafter, e.g. the folder that ``--fix`` wrote.
+def command(pair: Pair, checks: Sequence[Check], judge: Callable[[Pair], list[Check]]) -> list[str]:
+    """The words of a ``vllm serve`` that ``judge`` stops no more, empty if there is none.
+
+    What the checks that stop the pair ask for is put in, and the pair is judged again with it.
     """
+    others: dict[str, str] = {}  # options that Setup does not know
+    for _ in range(_ROUNDS):
+        stops = [check for check in checks if check.level == "stop"]
+        asked = {name: value for check in stops for name, value in check.flags}
+        draft = {_DRAFT_FIELDS[name]: value for check in stops for name, value in check.draft}
+        changed = {_FIELDS[n][0]: _FIELDS[n][1](v) for n, v in asked.items() if n in _FIELDS}
+        others |= {name: value for name, value in asked.items() if name not in _FIELDS}
+        if not all(check.flags or check.draft for check in stops):
+            return []
+        setup = replace(pair.setup, **{**changed, **draft})
+        if setup == pair.setup:  # nothing is left to change
+            left = [c for c in stops if not c.flags or any(n in _FIELDS for n, _ in c.flags)]
+            return [] if left else _words(pair, others)
+        pair = replace(pair, setup=setup)
+        checks = judge(pair)
+    return []
+
+
+def _words(pair: Pair, others: dict[str, str]) -> list[str]:
     setup, target = pair.setup, pair.target
     options: dict[str, str] = {}
     options["--trust-remote-code"] = ""
@@ -24,37 +56,21 @@ def serve_words(pair: Pair, checks: Sequence[Check], drafter: str | None = None)
         options["--decode-context-parallel-size"] = str(setup.dcp)
     if target.multimodal and setup.tp > 1:
         options["--mm-encoder-tp-mode"] = "data"
-    for name, value in (
-        ("--kv-cache-dtype", setup.kv_cache_dtype),
-        ("--attention-backend", setup.attention_backend),
-        ("--max-model-len", setup.max_model_len),
-        ("--max-num-seqs", setup.max_num_seqs),
-        ("--gpu-memory-utilization", setup.gpu_memory_utilization),
-    ):
-        if value is not None:
+    for name, (field, _) in _FIELDS.items():
+        if (value := getattr(setup, field)) is not None:
             options[name] = str(value)
+    options |= others
     if target.is_kimi:
         options["--enable-auto-tool-choice"] = ""
         options["--tool-call-parser"] = options["--reasoning-parser"] = "kimi_k2"
     draft: dict[str, str | int] = {
         "method": "eagle3",
-        "model": drafter or pair.drafter.name,
+        "model": pair.drafter.name,
         "num_speculative_tokens": setup.num_speculative_tokens,
     }
     if setup.draft_attention_backend:
         draft["attention_backend"] = setup.draft_attention_backend
-    for check in checks:
-        for name, value in check.flags:
-            options[name] = value  # also over what was asked for: the check says why
-        draft |= dict(check.draft)
     words = ["vllm", "serve", target.name]
-    for name, value in options.items():
-        words += [name, value] if value else [name]
-    order = ("method", "model", "num_speculative_tokens")
-    spec = {key: draft[key] for key in (*order, *sorted(draft.keys() - set(order)))}
-    return [*words, "--speculative-config", json.dumps(spec)]
-
-
-def can_serve(checks: Sequence[Check]) -> bool:
-    """Whether everything that stops the combination as asked for is cured by that command line."""
-    return all(check.flags or check.draft for check in checks if check.level == "stop")
+    for name, text in options.items():
+        words += [name, text] if text else [name]
+    return [*words, "--speculative-config", json.dumps(draft)]

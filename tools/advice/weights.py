@@ -84,9 +84,10 @@ def _norms(pair: Pair) -> Iterator[Check]:
     if before and not rules.norm_before_fc(drafter):
         yield Check(
             "pair.norms",
-            "stop",
+            "stop" if there else "warn",
             "norm before fc",
-            f"norm_before_fc is set, which {rules.name} does not know for this drafter",
+            f"norm_before_fc is set, which {rules.name} does not know for this drafter"
+            + ("" if there else "; but the checkpoint has no input_norm either"),
             "vLLM knows it from 0.18.0, for drafters of the Llama style.",
         )
     elif before != there:
