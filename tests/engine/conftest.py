@@ -7,6 +7,7 @@ half a minute to import and start, so a module asks for all that it compares in 
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]  # for `standin`
 
-from standin.engine import cache_root, make_checkpoint  # noqa: E402
+from standin.engine import make_checkpoint  # noqa: E402
 
 import bootstrap  # noqa: E402
-from engine.support import RELEASE, Engine, unpacked  # noqa: E402
-from patchset.download import download  # noqa: E402
-from patchset.project import Project  # noqa: E402
-from patchset.wheel import build_wheel  # noqa: E402
+from engine.support import RELEASE, Engine, tree  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,19 +37,7 @@ def engine_python() -> Path:
 @pytest.fixture(scope="session")
 def tree_of() -> Callable[[int | None], Path]:
     """The pinned CPU build with the first `upto` patches of the series (0: as released)."""
-    project = Project.here()
-    release = project.release(RELEASE)
-
-    def make(upto: int | None) -> Path:
-        wheel = download(release.find(kind="wheel", flavour="cpu"))
-        if upto == 0:
-            return unpacked(wheel, release.find(kind="wheel", flavour="cpu").sha256)
-        wheels = cache_root() / "wheels"
-        wheels.mkdir(parents=True, exist_ok=True)
-        built = build_wheel(wheel, project, release, out=wheels, upto=upto)
-        return unpacked(built.path, built.sha256)
-
-    return make
+    return partial(tree, RELEASE)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 from standin.engine import cache_root, run_engines
 
+from patchset.download import download
+from patchset.project import Project
+from patchset.wheel import build_wheel
+
 RELEASE = "0.16.0"
 
 
@@ -39,12 +43,26 @@ def good(result: dict[str, Any]) -> dict[str, Any]:
 
 def unpacked(wheel: Path, sha256: str) -> Path:
     """The folder in the cache that holds the content of `wheel`."""
-    tree = cache_root() / "trees" / sha256[:16]
-    if not tree.exists():
-        tree.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=tree.parent, prefix="part-") as folder:
+    kept = cache_root() / "trees" / sha256[:16]
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept.parent, prefix="part-") as folder:
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(folder)
-            Path(folder).rename(tree)
+            Path(folder).rename(kept)
             Path(folder).mkdir()  # for TemporaryDirectory to remove
-    return tree
+    return kept
+
+
+def tree(version: str, upto: int | None = None) -> Path:
+    """The pinned CPU build of `version` with the first `upto` patches of its series (None: all)."""
+    project = Project.here()
+    release = project.release(version)
+    pin = release.find(kind="wheel", flavour="cpu")
+    wheel = download(pin)
+    if upto == 0:
+        return unpacked(wheel, pin.sha256)
+    wheels = cache_root() / "wheels"
+    wheels.mkdir(parents=True, exist_ok=True)
+    built = build_wheel(wheel, project, release, out=wheels, upto=upto)
+    return unpacked(built.path, built.sha256)

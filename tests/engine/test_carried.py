@@ -7,12 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from standin.engine import cache_root
 
-from engine.support import Engine, good, unpacked
-from patchset.download import download
-from patchset.project import Project
-from patchset.wheel import build_wheel
+from engine.support import Engine, good, tree
 
 IDS = (2, 4, 7)
 DRAFTERS = {
@@ -28,14 +24,7 @@ PROMPT, COUNT, DRAFTS = [3, 90, 77, 60], 13, 3  # 1 + 3 rounds of 4 tokens
 def test_exact_acceptance(
     version: str, engine_python: Path, checkpoint: Callable[..., Path]
 ) -> None:
-    project = Project.here()
-    release = project.release(version)
-    wheels = cache_root() / "wheels"
-    wheels.mkdir(parents=True, exist_ok=True)
-    stock = download(release.find(kind="wheel", flavour="cpu"))
-    built = build_wheel(stock, project, release, out=wheels)
-    engine = Engine(engine_python, unpacked(built.path, built.sha256))
-
+    engine = Engine(engine_python, tree(version))
     made = checkpoint("standin.constructed:make_constructed_set", drafters=DRAFTERS)
     jobs = [
         {

@@ -1,0 +1,65 @@
+"""Streamed tool calls of Kimi-K2.5 when a delta holds several tokens (F22): nothing is lost.
+
+The release's own parser and chat endpoint, with streams cut in every way. No model runs, so they
+are tried in the environment of 0.16.0, whose packages the parsers of the other releases take.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from standin.engine import engine_environ
+
+from engine.support import tree
+from patchset.project import Project
+
+RELEASES = [
+    item.version
+    for item in Project.here().releases.release
+    if Project.here().lock_path(item).is_file()
+    and any("F22" in patch.faults for patch in Project.here().series(item.version).patches)
+]
+OFTEN = ("0.16.0", "0.19.1")  # the others with `-m slow`: neighbours have the same parser
+CASES = [
+    version if version in OFTEN else pytest.param(version, marks=pytest.mark.slow)
+    for version in RELEASES
+]
+
+
+def probe(python: Path, vllm: Path, level: str) -> dict[str, Any]:
+    """`tool_parser_probe.py` with the vLLM of the tree `vllm`."""
+    script = Path(__file__).with_name("tool_parser_probe.py")
+    done = subprocess.run(
+        [str(python), str(script), level],
+        env=engine_environ(vllm, {"VLLM_PLUGINS": "", "VLLM_LOGGING_LEVEL": "ERROR"}),
+        cwd=vllm,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("level", ["parser", "server"])
+@pytest.mark.parametrize("version", CASES)
+def test_streamed_is_unstreamed(version: str, level: str, engine_python: Path) -> None:
+    found = probe(engine_python, tree(version), level)
+    assert len(found) == (16 if level == "parser" else 32)
+    for name, stream in found.items():
+        assert stream["splits"] > 100, name
+        assert not stream["wrong"], (name, stream)
+        assert not stream["unstreamed_wrong"], name
+
+
+@pytest.mark.parametrize("version", CASES)
+def test_stock_loses_calls(version: str, engine_python: Path) -> None:
+    """Else the splits above show nothing, or the patch can be dropped."""
+    found = probe(engine_python, tree(version, upto=0), "parser")
+    assert all(stream["wrong"] for stream in found.values() if stream["calls"])
+    assert not any(stream["unstreamed_wrong"] for stream in found.values())
