@@ -65,7 +65,7 @@ rebase: python ## Carry the series of release FROM to release TO; stops at confl
 table: python ## Write the README's fault table anew
 	@py=$$($(call env,tools)) && exec "$$py" tools/fault_table.py --write
 
-clean: python ## Remove environments that the present requirements no longer ask for
+clean: python ## Remove from the cache what no present release, requirement or series asks for
 	@$(BOOTSTRAP) clean $(ARGS)
 
 python:

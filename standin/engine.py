@@ -25,6 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LOG_TAIL = 6000  # characters of the log that an error message shows
+MADE_BY = ".made-by"  # beside a checkpoint in the cache: makers_sha256() when it was last used
 _NOT_MAKERS = ("engine.py", "job.py", "scaffold.py")  # do not decide what is in a checkpoint
 
 # What the stand-in wants from every engine; a job's own keys win.
@@ -226,6 +227,17 @@ def serve(
         yield Server(url, log)
 
 
+def makers_sha256() -> str:
+    """Tells whether a checkpoint in the cache was made by the present source, in hex."""
+    return hashlib.sha256(_makers()).hexdigest()
+
+
+def _makers() -> bytes:
+    """The source that decides what is in a checkpoint."""
+    files = [p for p in sorted(Path(__file__).parent.glob("*.py")) if p.name not in _NOT_MAKERS]
+    return b"\0".join(path.read_bytes() for path in files)
+
+
 def make_checkpoint(python: Path, call: str, **arguments: Any) -> Path:
     """A checkpoint made by `call` ("module:function") in `python`, kept in the user's cache.
 
@@ -233,14 +245,14 @@ def make_checkpoint(python: Path, call: str, **arguments: Any) -> Path:
     again only for the same call, the same arguments and the same source of this package. Raises
     subprocess.CalledProcessError when it fails, with its output on standard error.
     """
-    makers = [p for p in sorted(Path(__file__).parent.glob("*.py")) if p.name not in _NOT_MAKERS]
     asked = json.dumps([call, arguments], sort_keys=True).encode()
-    content = b"\0".join([asked, *(path.read_bytes() for path in makers)])
+    content = b"\0".join([asked, _makers()])
     name = f"{call.rpartition(':')[2]}-{hashlib.sha256(content).hexdigest()[:16]}"
     kept = cache_root() / "checkpoints" / name
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    (kept.parent / f"{name}{MADE_BY}").write_text(makers_sha256())
     if kept.exists():
         return kept
-    kept.parent.mkdir(parents=True, exist_ok=True)
     code = (
         "import importlib, json, pathlib, sys\n"
         "module, _, function = sys.argv[1].partition(':')\n"

@@ -36,6 +36,7 @@ import subprocess
 import sysconfig
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,15 +177,17 @@ def site_packages(python: Path) -> Path:
     return _site_packages(python.parent.parent)
 
 
-def clean(everything: bool = False) -> list[Path]:
-    """Remove environments that no requirements file of this checkout asks for; returns them.
+def clean(everything: bool = False) -> dict[Path, int]:
+    """Remove what this checkout does not ask for from the cache; returns it with its bytes.
 
-    Also half-built ones, layers whose base went, and layers unused for two weeks. With
-    `everything`, all of them. What another process is making at the moment is left alone.
+    That is environments of other requirements, half-built ones, layers whose base went, layers
+    unused for two weeks; downloads of files that are not pinned, wheels of other releases or
+    revisions, what was unpacked from or compiled for others, and checkpoints of another stand-in.
+    With `everything`, all of that. What another process is making at the moment is left alone.
     """
     wanted = {_sha256(path.read_bytes()) for path in ROOT.glob("requirements/*.txt")}
     kept: set[str] = set()
-    removed: list[Path] = []
+    removed: dict[Path, int] = {}
     for kind in ("envs", "layers"):
         for home in sorted((cache_root() / kind).glob("*/")):
             marker = home / MARKER
@@ -198,10 +201,44 @@ def clean(everything: bool = False) -> list[Path]:
                 kept.add(home.name)
                 continue
             with contextlib.suppress(BlockingIOError), _lock(home, wait=False):
+                removed[home] = _size(home)
                 _remove(home)
                 home.with_suffix(".log").unlink(missing_ok=True)
-                removed.append(home)
+    for path in _unasked(everything):
+        removed[path] = _size(path)
+        _remove(path)
     return removed
+
+
+def _unasked(everything: bool) -> Iterator[Path]:
+    """What lies in the cache beside environments and is not asked for (`everything`: at all)."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    from standin.engine import MADE_BY, makers_sha256
+
+    pins = tomllib.loads((ROOT / "patches" / "releases.toml").read_text("utf-8"))["release"]
+    pinned = {item["sha256"] for pin in pins for item in pin["artifact"]}
+    ours = {f"{pin['version']}+kimi.eagle3.{pin['revision']}" for pin in pins}
+    built = [
+        path
+        for path in (cache_root() / "wheels").glob("*.whl")
+        if re.sub(r"\.upto\d+$", "", path.name.split("-")[1]) in ours
+    ]
+    trees = {sha256[:16] for sha256 in (*pinned, *(_sha256(p.read_bytes()) for p in built))}
+    made = (cache_root() / "checkpoints").glob(f"*{MADE_BY}")
+    checkpoints = {path.name for path in made if path.read_text() == makers_sha256()}
+    asked = {
+        "downloads": pinned,
+        "wheels": {path.name for path in built},
+        "trees": trees | {f"{name}-tests" for name in trees},
+        "vllm": trees | {"site-packages"},
+        "checkpoints": checkpoints | {name.removesuffix(MADE_BY) for name in checkpoints},
+    }
+    for kind, names in asked.items():
+        for path in sorted((cache_root() / kind).glob("*")):
+            unfinished = path.name.startswith(("part-", ".")) and _age_days(path) < 1
+            if not unfinished and (everything or path.name not in names):
+                yield path
 
 
 def _home(kind: str, content: bytes) -> Path:
@@ -384,6 +421,14 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    if not path.is_dir() or path.is_symlink():
+        return path.lstat().st_size
+    places = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+    return sum(place.lstat().st_size for place in places)
+
+
 def _python(home: Path) -> Path:
     return home / "bin" / "python"
 
@@ -413,7 +458,7 @@ def _parser() -> argparse.ArgumentParser:
     over = commands.add_parser("layer", help="one wheel over the environment of a lock file")
     over.add_argument("requirements", type=Path)
     over.add_argument("wheel", type=Path)
-    tidy = commands.add_parser("clean", help="remove environments that are no longer asked for")
+    tidy = commands.add_parser("clean", help="remove from the cache what is not asked for")
     tidy.add_argument("--all", action="store_true", help="remove every one of them")
     return parser
 
@@ -427,8 +472,11 @@ def main(arguments: list[str] | None = None) -> int:
         elif options.command == "layer":
             print(layer(options.requirements, options.wheel))
         else:
-            for home in clean(options.all):
-                say(f"removed {home}")
+            removed = clean(options.all)
+            for path, size in removed.items():
+                say(f"removed {path} ({size / 1e6:.1f} MB)")
+            total = sum(removed.values())
+            say(f"{total / 1e6:.1f} MB removed" if removed else "nothing to remove")
     except BootstrapError as fault:
         say(str(fault))
         return fault.exit_code

