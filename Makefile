@@ -19,7 +19,7 @@ FOREIGN = colorama mlx mlx-lm mlx-metal pywin32 win32-setctime
 ENGINES = engine-0.16.0 engine-0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all wheel bench lint lock series-lock rebase table clean python
+.PHONY: help demo test test-all wheel bench lint lock series-lock rebase table matrix clean python
 
 help: ## Show this list
 	@echo 'usage: make TARGET [RELEASE=$(RELEASE)] [PYTHON=python3.12] [ARGS="..."]'
@@ -62,8 +62,11 @@ series-lock: python ## Write the release's series.lock anew
 rebase: python ## Carry the series of release FROM to release TO; stops at conflicts, resumes
 	@py=$$($(call env,tools)) && exec $$py tools/rebase.py --from $(FROM) --to $(TO) $(ARGS)
 
-table: python ## Write the README's fault table anew
-	@py=$$($(call env,tools)) && exec "$$py" tools/fault_table.py --write
+table: python ## Write the fault tables of README.md and docs/matrix.md anew
+	@py=$$($(call env,tools)) && exec "$$py" tools/matrix.py --write $(ARGS)
+
+matrix: python ## Probe every release's source for every fault, apply every series
+	@py=$$($(call env,tools)) && exec "$$py" tools/matrix.py $(ARGS)
 
 clean: python ## Remove from the cache what no present release, requirement or series asks for
 	@$(BOOTSTRAP) clean $(ARGS)

@@ -33,6 +33,7 @@ _WORD = {
     "would-do": "would do",
     "state": "state",
     "conflict": "stopped",
+    "error": "integrity failure",
     "go": "go",
     "warned": "go, with care",
     "stop": "stop",

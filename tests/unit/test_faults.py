@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fault_table import cell, remarks, rewritten, table
 from patchset.errors import IntegrityFault
 from patchset.faults import Fault, Span, load_faults
+from patchset.probes import PROBES
 from patchset.project import Project
 
 FILE = Path(__file__).resolve().parents[2] / "patches" / "faults.toml"
@@ -70,29 +70,18 @@ def test_ids_are_distinct_and_in_order(tmp_path: Path) -> None:
         load_faults(path)
 
 
-def test_the_readme_has_the_present_table() -> None:
-    readme = (FILE.parents[1] / "README.md").read_text(encoding="utf-8")
-    assert rewritten(readme, table(Project.here())) == readme, "run: make table"
-
-
-def test_a_fault_that_is_neither_cured_nor_explained_is_open() -> None:
-    fault = next(fault for fault in FAULTS if fault.id == "F03")
-    assert cell(fault, "0.16.0", {"F03": ["0001-targets.patch"]}) == "patch 0001"
-    assert cell(fault, "0.18.0", {}) == "–"
-    assert cell(fault, "0.16.0", {}) == "open"
-
-
 def test_a_note_is_for_one_release_or_several() -> None:
     fault = next(fault for fault in FAULTS if fault.id == "F03")
     fault = msgspec.structs.replace(fault, notes={"0.15.0..0.17.1": "many", "0.16.0": "one"})
     found = [fault.note(version) for version in ("0.15.0", "0.16.0", "0.17.1", "0.18.0")]
     assert found == ["many", "one", "many", None]
-    assert remarks(fault, ["0.15.1", "0.16.0", "0.17.1", "0.18.0"]) == (
-        "0.15.1, 0.17.1: many; 0.16.0: one"
-    )
-    assert remarks(fault, ["0.15.1", "0.17.1", "0.18.0"]) == "many"
 
 
-def test_only_the_generated_part_of_the_readme_is_replaced() -> None:
-    with pytest.raises(IntegrityFault, match="marks"):
-        rewritten("no marks", "table")
+def test_a_fault_has_a_probe_or_says_by_what_it_is_known(tmp_path: Path) -> None:
+    assert {fault.probe for fault in FAULTS if fault.probe} == set(PROBES), "each one once"
+    path = tmp_path / "faults.toml"
+    text = FILE.read_text()
+    for change in ("", 'probe = "image_token_index"\nestablished = "otherwise"\n'):
+        path.write_text(text.replace('probe = "image_token_index"\n', change))
+        with pytest.raises(IntegrityFault, match="either a probe or"):
+            load_faults(path)

@@ -38,8 +38,9 @@ class Fault(Strict, frozen=True, kw_only=True):
     """One defect or gap of vLLM. ``samples`` are log lines that show it, besides ``symptom``.
 
     ``pattern`` finds it in a log: in ``symptom``, or in ``samples`` where the symptom is a
-    description.
-    A key of ``notes`` is a release, or the first and last of several: ``0.15.0..0.17.1``.
+    description. ``probe`` is a function of ``patchset.probes``; where none can tell,
+    ``established`` says by what it is known. A key of ``notes`` is a release, or the first and last
+    of several: ``0.15.0..0.17.1``.
     """
 
     id: Annotated[str, Meta(pattern=r"^F\d{2}\Z")]
@@ -50,6 +51,8 @@ class Fault(Strict, frozen=True, kw_only=True):
     affected: Annotated[list[Span], Meta(min_length=1)]
     grade: Grade
     evidence: Annotated[str, Meta(min_length=1)]
+    probe: str | None = None
+    established: Annotated[str, Meta(min_length=1)] | None = None
     notes: dict[Releases, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -57,6 +60,8 @@ class Fault(Strict, frozen=True, kw_only=True):
             re.compile(self.pattern)
         except re.error as fault:
             raise ValueError(f"pattern: not a regular expression: {fault}") from fault
+        if (self.probe is None) == (self.established is None):
+            raise ValueError("either a probe or by what it was established")
 
     def affects(self, version: str) -> bool:
         """Whether stock vLLM of that version has the fault."""

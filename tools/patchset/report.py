@@ -12,7 +12,7 @@ from patchset.errors import DoesNotApply, PatchsetError
 from patchset.releases import Strict
 
 if TYPE_CHECKING:
-    from patchset import carry
+    from patchset import carry, matrix
     from patchset.operations import Outcome
 
 PREFIX = "vllm-kimi-eagle3"
@@ -190,6 +190,64 @@ class RebaseReport(Report, frozen=True):
             lines.append(f"  {step.state:9} {step.name}")
             lines += [f"              {line}" for line in step.evidence]
         return lines
+
+
+class MatrixCell(Strict, frozen=True):
+    """A fault in a release: see ``patchset.matrix.Cell``.
+
+    ``probed`` is what the probe says of stock vLLM, ``left`` what of the patched one; ``None``:
+    there is no probe, or it was not asked.
+    """
+
+    fault: str
+    state: Literal["absent", "patched", "not cured", "open"]
+    patches: list[str]
+    note: str | None
+    probed: bool | None
+    left: bool | None
+
+
+class MatrixRelease(Strict, frozen=True):
+    """One release. ``series``: ``applies`` (no fuzz, fresh lock), ``none`` or ``wrong``."""
+
+    version: str
+    series: Literal["applies", "none", "wrong"]
+    faults: list[MatrixCell]
+
+
+class MatrixReport(Report, frozen=True):
+    """``tools/matrix.py``. ``wrong`` are the contradictions, one sentence each."""
+
+    releases: list[MatrixRelease]
+    wrong: list[str]
+
+    def lines(self) -> list[str]:
+        """A table with a line for each release, and the contradictions."""
+        from rich.table import Table
+
+        from patchset.matrix import printed
+
+        table = Table(title="Faults of stock vLLM, by release")
+        for name in ("release", "series", "patched", "not cured", "open", "probes"):
+            table.add_column(name, overflow="fold")
+        for release in self.releases:
+            cells: dict[str, list[str]] = {}
+            for cell in release.faults:
+                cells.setdefault(cell.state, []).append(cell.fault)
+            asked = sum(cell.probed is not None for cell in release.faults)
+            table.add_row(
+                release.version,
+                release.series,
+                *(" ".join(cells.get(state, [])) for state in ("patched", "not cured", "open")),
+                f"{asked} of {len(release.faults)}",
+            )
+        return [*printed(table), *(f"WRONG {text}" for text in self.wrong)]
+
+
+class TablesReport(Report, frozen=True):
+    """``tools/matrix.py --write``. ``files`` are those that were changed."""
+
+    files: list[str]
 
 
 class FetchReport(Report, frozen=True):
@@ -412,6 +470,52 @@ def rebase_report(
         ],
         work=str(outcome.work) if outcome.work else None,
         digest=outcome.series.digest if outcome.series else None,
+    )
+
+
+def matrix_report(facts: matrix.Matrix, found: list[matrix.Examined]) -> MatrixReport:
+    """The report of holding the facts against the sources; a contradiction has exit code 4."""
+    wrong = [text for item in found for text in item.wrong]
+    releases = [
+        MatrixRelease(
+            version=item.version,
+            series=item.series,
+            faults=[
+                MatrixCell(
+                    fault=fault.id,
+                    state=(cell := facts.cell(fault, item.version)).state,
+                    patches=list(cell.patches),
+                    note=cell.note,
+                    probed=item.found[fault.id],
+                    left=item.left.get(fault.id),
+                )
+                for fault in facts.faults
+            ],
+        )
+        for item in found
+    ]
+    have = sum(item.series == "applies" for item in found)
+    message = (
+        f"{len(found)} releases, {have} with a series that applies, {len(facts.faults)} faults"
+    )
+    return MatrixReport(
+        schema=schema("matrix"),
+        result="error" if wrong else "done",
+        exit_code=4 if wrong else 0,
+        message=message + (f": {len(wrong)} contradictions" if wrong else ", no contradiction"),
+        releases=releases,
+        wrong=wrong,
+    )
+
+
+def tables_report(files: list[str]) -> TablesReport:
+    """The report of writing the tables."""
+    return TablesReport(
+        schema=schema("matrix"),
+        result="done" if files else "nothing-to-do",
+        exit_code=0,
+        message=f"written: {', '.join(files)}" if files else "the tables are as they should be",
+        files=files,
     )
 
 
