@@ -81,3 +81,24 @@ def install() -> None:
         self.cascade_attn_enabled = False
 
     runner.__init__ = init
+
+    if release >= Version("0.16.0"):
+        return
+
+    # The Kimi-K2.5 of 0.15 asks CUDA for its device, and its loader always looks for the fused
+    # projections of MLA, which no CPU has here: without a q_lora_rank it loads the plain ones.
+    cuda.current_device = lambda: torch.device("cpu")
+    from vllm.model_executor.models.kimi_k25 import KimiK25ForConditionalGeneration
+
+    kimi: Any = KimiK25ForConditionalGeneration
+    load_weights = kimi.load_weights
+
+    def load(self: Any, weights: Any) -> Any:
+        text = self.config.text_config
+        rank, text.q_lora_rank = text.q_lora_rank, None
+        try:
+            return load_weights(self, weights)
+        finally:
+            text.q_lora_rank = rank
+
+    kimi.load_weights = load

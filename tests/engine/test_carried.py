@@ -20,7 +20,12 @@ DRAFTERS = {
 PROMPT, COUNT, DRAFTS = [3, 90, 77, 60], 13, 3  # 1 + 3 rounds of 4 tokens
 
 
-@pytest.mark.parametrize("version", [pytest.param("0.17.0", marks=pytest.mark.slow), "0.17.1"])
+OFTEN = ("0.15.1", "0.17.1")
+
+
+@pytest.mark.parametrize(
+    "version", [*OFTEN, *(pytest.param(v, marks=pytest.mark.slow) for v in ("0.15.0", "0.17.0"))]
+)
 def test_exact_acceptance(
     version: str, engine_python: Path, checkpoint: Callable[..., Path]
 ) -> None:
