@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 @click.option(
     "--write", is_flag=True, help="Only write the tables of README.md and docs/matrix.md anew."
 )
+@click.option(
+    "--new", is_flag=True, help="Only tell which releases the package index has beyond the pins."
+)
 @json_option
-def matrix(releases: tuple[str, ...], write: bool, json: bool) -> None:
+def matrix(releases: tuple[str, ...], write: bool, new: bool, json: bool) -> None:
     """Tell for each release which faults it has, which are patched, and if its series applies.
 
     Each pinned source is fetched, probed for each fault, patched in memory, and probed again. What
-    contradicts patches/faults.toml or a series ends in exit code 4. --write needs no source.
+    contradicts patches/faults.toml or a series ends in exit code 4. --write needs no source. --new
+    asks the index that pip is configured with, and prints the pins of what it finds.
     """
 
     def job(progress: Progress) -> Report:
@@ -29,12 +33,17 @@ def matrix(releases: tuple[str, ...], write: bool, json: bool) -> None:
         from patchset.download import download
         from patchset.errors import UsageFault
         from patchset.project import Project
-        from patchset.report import matrix_report, tables_report
+        from patchset.report import matrix_report, new_report, tables_report
         from patchset.source import open_source
 
-        if write and releases:
-            raise UsageFault("--write is about all releases; leave out --release")
+        if write + new + bool(releases) > 1:
+            raise UsageFault("--write, --new and --release exclude each other")
         project = Project.here()
+        if new:
+            from patchset.index import new_releases, open_index
+
+            with open_index() as index:
+                return new_report(new_releases(index, project.releases, progress))
         facts = library.Matrix(project)
         if write:
             return tables_report(library.write(facts))

@@ -150,7 +150,7 @@ def _fetch_sdist(artifact: Artifact, folder: Path, progress: Progress | None) ->
     session = Session()
     if certificates := os.environ.get("PIP_CERT"):
         session.verify = certificates
-    address = _index_address() or PYPI_SIMPLE_ENDPOINT
+    address = index_address() or PYPI_SIMPLE_ENDPOINT
     try:
         with PyPISimple(address, session=session) as index:
             try:
@@ -185,7 +185,7 @@ def _fetch_sdist(artifact: Artifact, folder: Path, progress: Progress | None) ->
         ) from fault
 
 
-def _index_address() -> str | None:
+def index_address() -> str | None:
     """The index that pip would ask, or ``None`` for the default one."""
     if address := os.environ.get("PIP_INDEX_URL"):
         return address

@@ -12,7 +12,7 @@ from patchset.errors import DoesNotApply, PatchsetError
 from patchset.releases import Strict
 
 if TYPE_CHECKING:
-    from patchset import carry, matrix
+    from patchset import carry, index, matrix
     from patchset.operations import Outcome
 
 PREFIX = "vllm-kimi-eagle3"
@@ -248,6 +248,24 @@ class TablesReport(Report, frozen=True):
     """``tools/matrix.py --write``. ``files`` are those that were changed."""
 
     files: list[str]
+
+
+class NewPins(Strict, frozen=True):
+    """A release that is not pinned; ``pins`` is its text for patches/releases.toml."""
+
+    version: str
+    files: list[str]
+    pins: str
+
+
+class NewReport(Report, frozen=True):
+    """``tools/matrix.py --new``."""
+
+    releases: list[NewPins]
+
+    def lines(self) -> list[str]:
+        """The pins, to be appended to the file."""
+        return [line for item in self.releases for line in ["", *item.pins.splitlines()]]
 
 
 class FetchReport(Report, frozen=True):
@@ -505,6 +523,23 @@ def matrix_report(facts: matrix.Matrix, found: list[matrix.Examined]) -> MatrixR
         message=message + (f": {len(wrong)} contradictions" if wrong else ", no contradiction"),
         releases=releases,
         wrong=wrong,
+    )
+
+
+def new_report(found: list[index.NewRelease]) -> NewReport:
+    """The report of asking the index for releases that are not pinned."""
+    names = ", ".join(item.version for item in found)
+    return NewReport(
+        schema=schema("matrix"),
+        result="done" if found else "nothing-to-do",
+        exit_code=0,
+        message=f"not pinned yet: {names}; append these lines to patches/releases.toml, then: "
+        f"make rebase FROM=… TO={found[-1].version}"
+        if found
+        else "the package index has no release of vLLM that is not pinned",
+        releases=[
+            NewPins(version=item.version, files=list(item.files), pins=item.pins) for item in found
+        ],
     )
 
 
