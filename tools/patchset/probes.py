@@ -21,6 +21,7 @@ from patchset.series import Read
 TARGET: Final = "KimiK25ForConditionalGeneration"
 _MODELS: Final = "vllm/model_executor/models"
 _TRITON_MLA: Final = "vllm/v1/attention/backends/mla/triton_mla.py"
+_PLACES_ROWS: Final = "supports_dcp_with_varlen"
 _MLA_LAYER: Final = "vllm/model_executor/layers/attention/mla_attention.py"
 _V1: Final = "vllm/v1/worker/gpu_model_runner.py"
 _V2_EAGLE: Final = "vllm/v1/worker/gpu/spec_decode/eagle"
@@ -187,6 +188,8 @@ def uniform_under_dcp(code: Code) -> bool:
     if _cudagraph_promise(code) != "UNIFORM_BATCH" or _query_len(code) != "UNIFORM":
         return False
     builder = code.get(_TRITON_MLA, "TritonMLAMetadataBuilder")
+    if any(isinstance(node, ast.keyword) and node.arg == _PLACES_ROWS for node in _walk(builder)):
+        return False
     if code.find(_TRITON_MLA, "TritonMLAMetadataBuilder.get_cudagraph_support"):
         return "decode_context_parallel_size" not in _names(builder)
     threshold = code.get(
@@ -204,10 +207,10 @@ def fp8_dcp_assertion(code: Code) -> bool:
 
 
 def unbounded_workspace(code: Code) -> bool:
-    """F14: the workspace is reserved for each request, not for what a batch can hold."""
+    """F14: the splits of the KV cache grow with the SMs, whatever the number of rows."""
     module = code.module(_TRITON_MLA)
     used = _names(module) if module else set()
-    return "_reserve_attn_logits_workspace" in used and "max_num_batched_tokens" not in used
+    return "_sm_count" in used and "row_splits" not in used
 
 
 def aux_layer_ids(code: Code) -> bool:
