@@ -74,7 +74,7 @@ def bench(
             os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
             os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/bytecode"
             suite = Suite(project, project.release(release), Path(folder), rounds, progress)
-            lines = [*suite.wheels(quick), *suite.trees(), *suite.start()]
+            lines = [*suite.wheels(quick), *suite.trees(), *suite.start(), *suite.doctor()]
         missed = [line.name for line in lines if not line.met]
         return BenchReport(
             schema=schema("bench"),
@@ -170,6 +170,21 @@ class Suite:
         tool = [sys.executable, str(TOOLS / "apply.py"), "--help"]
         runs = [_timed(lambda: _run(tool)) for _ in range(self.rounds + 1)]
         return [_single("apply --help", "warm", min(runs[1:]), "s", 0.3)]
+
+    def doctor(self) -> list[BenchLine]:
+        """The doctor on the headers of the real Kimi-K2.5 and a drafter for it."""
+        from advice.synthetic import write_drafter, write_kimi
+
+        target = write_kimi(self.work / "Kimi-K2.5")
+        drafter = write_drafter(self.work / "Kimi-K25-eagle3")
+        tool = [sys.executable, str(TOOLS / "doctor.py"), "--release", self.release.version]
+        tool += ["--target", str(target), "--drafter", str(drafter), "--gpus", "8xB200"]
+        runs = [_measured(tool, verdicts=True) for _ in range(self.rounds + 1)]
+        what = "208,550 tensors in 64 files"
+        return [
+            _single("doctor", f"{what}, warm", min(run.seconds for run in runs[1:]), "s", 1),
+            _single("peak memory of the doctor", what, max(run.peak for run in runs), "MiB", 150),
+        ]
 
     def _patches(self) -> list[Patch]:
         return list(self.project.series(self.release.version).patches)
@@ -288,7 +303,8 @@ def _single(name: str, what: str, figure: float, unit: str, at_most: float) -> B
     )
 
 
-def _measured(command: list[str]) -> Timing:
+def _measured(command: list[str], *, verdicts: bool = False) -> Timing:
+    from advice.checks import EXIT_CODES
     from patchset.errors import EnvironmentFault
 
     start = time.perf_counter()
@@ -297,7 +313,7 @@ def _measured(command: list[str]) -> Timing:
         _, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
         seconds = time.perf_counter() - start
-        if child.returncode:
+        if child.returncode not in (EXIT_CODES.values() if verdicts else (0,)):
             noise.seek(0)
             said = noise.read().decode(errors="replace").strip().splitlines()[-1:]
             raise EnvironmentFault(

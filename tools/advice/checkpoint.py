@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import re
 import stat
+import sys
+from array import array
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -262,12 +264,10 @@ class Checkpoint:
         raw = self.source.read(tensor.file, tensor.start, tensor.start + tensor.size)
         if len(raw) != tensor.size:
             raise IntegrityFault(f"{self._path(tensor.file)}: changed while it was read")
-        size = DTYPE_BITS[tensor.dtype] // 8
-        signed = tensor.dtype.startswith("I")
-        return [
-            int.from_bytes(raw[at : at + size], "little", signed=signed)
-            for at in range(0, len(raw), size)
-        ]
+        found = array({"I64": "q", "I32": "i", "I8": "b"}.get(tensor.dtype, "B"), raw)
+        if sys.byteorder == "big":
+            found.byteswap()
+        return found.tolist()
 
     def _path(self, name: str) -> str:
         return f"{self.source.place}/{name}"

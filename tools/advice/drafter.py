@@ -69,6 +69,22 @@ class Drafter:
             for name, tensor in self.tensors.items()
         }
 
+    @cached_property
+    def steps(self) -> list[int] | None:
+        """What d2t holds, for each draft token; ``None`` without it, or if it is no integers."""
+        d2t = self.tensors.get("d2t")
+        if d2t is None or d2t.dtype not in ("I64", "I32"):
+            return None
+        return self.checkpoint.values(d2t)
+
+    @cached_property
+    def held(self) -> list[int] | None:
+        """The tokens that t2d marks, ascending; ``None`` without it."""
+        t2d = self.tensors.get("t2d")
+        if t2d is None or t2d.shape != (self.vocab_size,) or t2d.dtype not in ("BOOL", "U8"):
+            return None
+        return [token for token, flag in enumerate(self.checkpoint.values(t2d)) if flag]
+
     @property
     def fc_inputs(self) -> int | None:
         """How many elements fc takes, by its tensor; ``None`` if that cannot be told."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from advice.checks import Check, Level, listed
 from advice.drafter import IDS, MTP_MODEL_TYPES, Drafter
@@ -450,25 +450,25 @@ def _stop_tokens(pair: Pair) -> Iterator[Check]:
 
 # --- made for another target ----------------------------------------------------------------------
 
-_FAMILY = re.compile(r"kimi-?k(\d(?:\.\d)?)(-code|-thinking)?", re.IGNORECASE)
+# Kimi-K2.5, kimi-k2.6-eagle3.1, Kimi-K25-eagle3, Kimi-K2-Instruct.
+_FAMILY = re.compile(r"kimi[-_]?k(\d)(?:[.]?(\d))?(?!\d)", re.IGNORECASE)
+
+
+def _family(names: Iterable[object]) -> str | None:
+    for name in names:
+        if found := _FAMILY.search(str(name or "")):
+            return f"Kimi-K{'.'.join(part for part in found.groups() if part)}"
+    return None
 
 
 def _made_for(pair: Pair) -> Iterator[Check]:
     """Names tell where sizes do not: all Kimi-K2 targets have the same."""
     target, drafter = pair.target, pair.drafter
     what = "made for"
-    fields = drafter.checkpoint.config
-    named = [
-        drafter.verifier,
-        *(str(fields.get(key) or "") for key in ("target_model", "base_model", "_name_or_path")),
-        drafter.name,
-    ]
-    there = [
-        target.name,
-        *(str(target.checkpoint.config.get(key) or "") for key in ("_name_or_path",)),
-    ]
-    its = next((m for name in named if name and (m := _FAMILY.search(name))), None)
-    ours = next((m for name in there if name and (m := _FAMILY.search(name))), None)
+    said = drafter.checkpoint.config
+    keys = ("target_model", "base_model", "_name_or_path")
+    its = _family([drafter.verifier, *(said.get(key) for key in keys), drafter.name])
+    ours = _family([target.name, target.checkpoint.config.get("_name_or_path")])
     if its is None or ours is None:
         yield Check(
             "pair.made-for",
@@ -478,14 +478,13 @@ def _made_for(pair: Pair) -> Iterator[Check]:
             "all Kimi-K2 targets are the same",
             "Measure the acceptance length before you trust it.",
         )
-    elif its[1] != ours[1]:
+    elif its != ours:
         yield Check(
             "pair.made-for",
             "warn",
             what,
-            f"by its name the drafter was trained for Kimi-K{its[1]}, the target is "
-            f"Kimi-K{ours[1]}",
+            f"by its name the drafter was trained for {its}, the target is {ours}",
             "Expect fewer accepted drafts; use a drafter of this target if there is one.",
         )
     else:
-        yield Check("pair.made-for", "pass", what, f"Kimi-K{its[1]} by both names")
+        yield Check("pair.made-for", "pass", what, f"{its} by both names")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from advice.checks import LEVELS, Check, Level, worst
+from advice.checks import LEVELS, Check, Level
 from advice.pair import pair_checks
 from advice.rules import Rules, rules_of
 from advice.together import Pair, intended_ids, serving_length, used_ids
+from advice.weights import weight_checks
 from patchset.errors import PatchsetError
 from patchset.faults import Fault
 from patchset.project import Project
@@ -99,6 +100,22 @@ def _long(pair: Pair) -> str | None:
     return f"{length} tokens are served, the drafter follows {context}"
 
 
+def _mla_layer(pair: Pair) -> str | None:
+    """F34, as far as a configuration tells: the rest of it is the same for every such drafter."""
+    drafter = pair.drafter
+    if drafter.style != "mla":
+        return None
+    scaled = "rope_scaling" in drafter.fields or "rope_parameters" in drafter.fields
+    if not scaled and not pair.rules.since("0.28.0"):
+        return f"rope_theta {drafter.fields.values.get('rope_theta')} without rope_scaling"
+    return "the drafter is of the MLA style"
+
+
+def _unfit(pair: Pair) -> str | None:
+    bad = [check.id for check in weight_checks(pair) if check.level == "stop"]
+    return f"{', '.join(sorted(set(bad)))} above" if bad else None
+
+
 MEETINGS: dict[str, Meeting] = {
     "F01": Meeting(_kimi_wrapper, "stop"),
     "F02": Meeting(_kimi, "stop"),
@@ -129,6 +146,8 @@ MEETINGS: dict[str, Meeting] = {
         _reasoning, "note", "Do not combine structured output and reasoning with a drafter."
     ),
     "F24": Meeting(_long, "warn", "Serve no more tokens than the drafter follows."),
+    "F34": Meeting(_mla_layer, "warn", "Measure the acceptance length, or use the series."),
+    "F35": Meeting(_unfit, "stop", "Use a checkpoint that is whole."),
 }
 
 # Judged with the cards: advice.backends and advice.memory.
@@ -183,13 +202,8 @@ def _newer(fault: Fault, rules: Rules) -> str:
     return f"{later}; no patch cures it here." if rules.patches else f"{later}, or use the series."
 
 
-@dataclass(frozen=True)
-class Better:
-    """Another release, and what this combination would still meet there."""
-
-    version: str
-    level: Level
-    left: tuple[Check, ...]
+# Checks of the pair that another release may answer otherwise, besides those about a fault.
+_BY_RELEASE = ("pair.class", "pair.model-type", "pair.norms", "pair.tensors-unknown", "pair.d2t")
 
 
 def better_release(pair: Pair, faults: Sequence[Fault], project: Project) -> Check | None:
@@ -199,7 +213,9 @@ def better_release(pair: Pair, faults: Sequence[Fault], project: Project) -> Che
     to an earlier one, and a near one to a far one.
     """
     now = [*pair_checks(pair), *release_checks(pair, faults)]
-    if worst(now) in ("pass", "note"):
+    # Reading all the series takes longer than everything else.
+    bad = [check for check in now if check.level in ("warn", "stop")]
+    if not any(check.fault or check.id in _BY_RELEASE for check in bad):
         return None
     versions = [pin.version for pin in project.releases.release]
     at = versions.index(pair.rules.version)

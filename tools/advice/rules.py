@@ -97,7 +97,7 @@ class Rules:
     def fc_states(self, drafter: Drafter, resolved: int | None) -> int:
         """How many hidden states fc is made for. ``resolved``: the ids after patch 0004."""
         given = drafter.fields.number("num_aux_hidden_states")
-        if self.has(EAGLE31):
+        if self.has(EAGLE31) or (self.has(LAYER_IDS) and self.since("0.22.0")):
             return given or resolved or 3
         if not self.since("0.22.0"):
             return 3

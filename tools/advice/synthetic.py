@@ -141,6 +141,46 @@ def write_kimi(folder: Path) -> Path:
     return folder
 
 
+def write_drafter(folder: Path) -> Path:
+    """Write a drafter like AQ-MedAI/Kimi-K25-eagle3 to ``folder`` and return it: same fields and
+    tensors, and maps to every fifth token. Its weights are a hole, too.
+    """
+    folder.mkdir(parents=True)
+    inner, heads, drafted = 18432, 64 * 128, 32000
+    norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+    entries: list[_Entry] = [("d2t", "I64", (drafted,)), ("t2d", "BOOL", (_VOCABULARY,))]
+    entries += [("fc.weight", "BF16", (_HIDDEN, 3 * _HIDDEN)), ("norm.weight", "BF16", (_HIDDEN,))]
+    entries += [(f"midlayer.{norm}.weight", "BF16", (_HIDDEN,)) for norm in norms]
+    for name in ("q_proj", "k_proj", "v_proj"):
+        entries.append((f"midlayer.self_attn.{name}.weight", "BF16", (heads, 2 * _HIDDEN)))
+    entries.append(("midlayer.self_attn.o_proj.weight", "BF16", (_HIDDEN, heads)))
+    entries += [*_mlp("midlayer.mlp", inner), ("lm_head.weight", "BF16", (drafted, _HIDDEN))]
+    path = folder / "model.safetensors"
+    write_header(path, entries)
+    with open(path, "r+b") as stream:
+        stream.seek(8 + int.from_bytes(stream.read(8), "little"))
+        stream.write(b"".join((4 * i).to_bytes(8, "little") for i in range(drafted)))
+        stream.write(bytes(i % 5 == 0 and i < 5 * drafted for i in range(_VOCABULARY)))
+    ids = {"eagle_aux_hidden_state_layer_ids": [2, 30, 58], "use_aux_hidden_state": True}
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": _HIDDEN,
+        "intermediate_size": inner,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "head_dim": 128,
+        "num_hidden_layers": 1,
+        "vocab_size": _VOCABULARY,
+        "draft_vocab_size": drafted,
+        "max_position_embeddings": 262144,
+        "rope_theta": 1000000.0,
+        "eagle_config": ids,
+    }
+    _write(folder / "config.json", config)
+    return folder
+
+
 def write_header(path: Path, entries: list[_Entry]) -> None:
     """A safetensors file of those tensors; its data is a hole that reads as zeros."""
     bits = {"BF16": 16, "F16": 16, "F32": 32, "I32": 32, "I64": 64, "F8_E4M3": 8, "U8": 8}

@@ -275,7 +275,7 @@ def _maps(pair: Pair) -> Iterator[Check]:
     drafter, rules = pair.drafter, pair.rules
     what = "draft vocabulary"
     reduced = drafter.draft_vocab_size != drafter.vocab_size
-    d2t, t2d = drafter.tensors.get("d2t"), drafter.tensors.get("t2d")
+    d2t = drafter.tensors.get("d2t")
     if d2t is None:
         if reduced and drafter.tensors:
             yield Check(
@@ -296,7 +296,8 @@ def _maps(pair: Pair) -> Iterator[Check]:
             f"draft_vocab_size has to be the length of d2t and of lm_head. {FIX}",
         )
         return
-    if d2t.dtype not in ("I64", "I32"):
+    steps = drafter.steps
+    if steps is None:
         yield Check(
             "pair.d2t",
             "warn",
@@ -305,7 +306,6 @@ def _maps(pair: Pair) -> Iterator[Check]:
             "Every trainer writes whole numbers there: measure the acceptance length.",
         )
         return
-    steps = drafter.checkpoint.values(d2t)
     tokens = [at + step for at, step in enumerate(steps)]
     if min(tokens, default=0) < 0 or max(tokens, default=0) >= drafter.vocab_size:
         yield Check(
@@ -352,19 +352,18 @@ def _maps(pair: Pair) -> Iterator[Check]:
             "Ask whether the map was lost in a conversion; measure the acceptance length.",
         )
         return
-    if t2d is not None and t2d.shape == (drafter.vocab_size,) and t2d.dtype in ("BOOL", "U8"):
-        held = [token for token, flag in enumerate(drafter.checkpoint.values(t2d)) if flag]
-        if held != sorted(tokens):
-            yield Check(
-                "pair.d2t",
-                "warn",
-                what,
-                f"d2t names {len(tokens)} tokens, t2d {len(held)}, and they are not the same; vLLM "
-                "uses d2t",
-                "One of the two belongs to another drafter: measure the acceptance length.",
-            )
-            return
-    told = "d2t and t2d agree" if t2d is not None else "d2t stays in the vocabulary"
+    held = drafter.held
+    if held is not None and held != sorted(tokens):
+        yield Check(
+            "pair.d2t",
+            "warn",
+            what,
+            f"d2t names {len(tokens)} tokens, t2d {len(held)}, and they are not the same; vLLM "
+            "uses d2t",
+            "One of the two belongs to another drafter: measure the acceptance length.",
+        )
+        return
+    told = "d2t and t2d agree" if held is not None else "d2t stays in the vocabulary"
     yield Check("pair.d2t", "pass", what, f"{told}, {len(tokens)} tokens")
 
 
