@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from patchset.download import download
+from patchset.errors import Refused
+from patchset.index import Index, open_index
 from patchset.project import Project
 from patchset.releases import Release
-
-PROJECT = Project.here()
-# Its neighbour has almost the same sources, and nearly the same patches.
-SLOW = ("0.17.0",)
-RELEASES = [
-    pytest.param(item, marks=[pytest.mark.slow] if item.version in SLOW else [])
-    for item in PROJECT.releases.release
-    if PROJECT.lock_path(item).is_file()
-]
+from trees.support import PROJECT, pins
 
 
-@pytest.fixture(scope="session", params=RELEASES, ids=lambda item: str(item.version))
+@pytest.fixture(scope="session", params=pins(series=True))
 def release(request: pytest.FixtureRequest) -> Release:
     found = request.param
     assert isinstance(found, Release)
@@ -45,8 +40,12 @@ def pristine(release: Release) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cpu_wheel(release: Release) -> Path:
-    return download(release.find("wheel", "cpu"))
+def cpu_wheel(release: Release) -> Path | None:
+    """The community's CPU build; not every release has one."""
+    try:
+        return download(release.find("wheel", "cpu"))
+    except Refused:
+        return None
 
 
 @pytest.fixture(scope="session")
@@ -65,9 +64,18 @@ def source(pristine: Path, release: Release, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="session")
-def installed(cpu_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(cpu_wheel: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Path | None:
     """The unpacked CPU build, as in site-packages, to copy from."""
+    if cpu_wheel is None:
+        return None
     folder = tmp_path_factory.mktemp("installed")
     with zipfile.ZipFile(cpu_wheel) as archive:
         archive.extractall(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def index() -> Iterator[Index]:
+    """The package index."""
+    with open_index() as found:
+        yield found

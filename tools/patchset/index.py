@@ -47,14 +47,17 @@ class Index:
 
     def __init__(self, session: Session, pages: PyPISimple) -> None:
         self.session, self._pages = session, pages
+        self._files: dict[str, list[DistributionPackage]] = {}
 
     def files(self, project: str) -> list[DistributionPackage]:
         """All files of a project that are not withdrawn; none if the index has no such project."""
-        try:
-            page = self._pages.get_project_page(project, timeout=60)
-        except NoSuchProjectError:
-            return []
-        return [item for item in page.packages if not item.is_yanked]
+        if project not in self._files:
+            try:
+                packages = self._pages.get_project_page(project, timeout=60).packages
+            except NoSuchProjectError:
+                packages = []
+            self._files[project] = [item for item in packages if not item.is_yanked]
+        return self._files[project]
 
     def size(self, url: str) -> int:
         """The size of a file in bytes."""
@@ -62,18 +65,20 @@ class Index:
             answer.raise_for_status()
             return int(answer.headers["Content-Length"])
 
+    def serves_parts(self, url: str) -> bool:
+        """Whether parts of that file can be asked for."""
+        part = {"Range": "bytes=0-0"}
+        with self.session.get(url, headers=part, stream=True, timeout=60) as answer:
+            answer.raise_for_status()
+            return answer.status_code == 206
+
     @contextmanager
     def wheel(self, url: str, progress: Progress | None = None) -> Iterator[zipfile.ZipFile]:
         """A wheel on the index, of which only what is asked for is fetched.
 
         Where the index does not serve parts of a file, the whole is fetched into a temporary one.
         """
-        size = self.size(url)
-        with self.session.get(
-            url, headers={"Range": "bytes=0-0"}, stream=True, timeout=60
-        ) as probe:
-            probe.raise_for_status()
-            parts = probe.status_code == 206
+        size, parts = self.size(url), self.serves_parts(url)
         with tempfile.TemporaryFile() if not parts else _Remote(self.session, url, size) as file:
             if not parts:
                 self._fetch(url, file, size, progress)
@@ -221,10 +226,10 @@ def _order(item: DistributionPackage) -> tuple[int, bool, int]:
 
 
 class _Remote(io.BufferedReader):
-    """A file on a server, read by ranged requests of at least a mebibyte."""
+    """A file on a server, read by ranged requests of at least 128 KiB."""
 
     def __init__(self, session: Session, url: str, size: int) -> None:
-        super().__init__(_Ranges(session, url, size), 1 << 20)
+        super().__init__(_Ranges(session, url, size), 1 << 17)
 
 
 class _Ranges(io.RawIOBase):
