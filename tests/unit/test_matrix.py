@@ -193,6 +193,11 @@ _CURED: dict[str, dict[str, str]] = {
             "class DeepseekV2Model:\n    supports_aux_hidden_states_over_pp = True\n"
         )
     },
+    "drafter_length": {
+        "vllm/v1/worker/gpu_model_runner.py": (
+            "fits = computed.min() < self.effective_drafter_max_model_len\n"
+        )
+    },
     "pcie_all_reduce": {
         "vllm/distributed/device_communicators/custom_all_reduce.py": (
             "if world_size > 2 and not fully_connected:\n    use_pcie = True\n"

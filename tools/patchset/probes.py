@@ -300,13 +300,10 @@ def counted_markers(code: Code) -> bool:
 
 
 def drafter_length(code: Code) -> bool:
-    """F24: V1 asks the longest request of the batch; V2 does not limit requests at all."""
+    """F24: V1 asks the longest request of the batch; V2 limits no request (or the target)."""
     if code.default_runner == "V2":
         used = _names(code.module("vllm/v1/core/sched/scheduler.py"))
-        limits = code.find(_V2_CONFIG, "VllmConfig._limit_max_model_len_to_draft")
-        return limits is None and not any(
-            "draft" in name and "max_model_len" in name for name in used
-        )
+        return not any("draft" in name and "max_model_len" in name for name in used)
     return any(
         isinstance(node, ast.Compare)
         and {"max_seq_len", "effective_drafter_max_model_len"} <= _names(node)
@@ -419,7 +416,7 @@ def _sets_backend_always(function: Definition) -> bool:
 
     def visit(node: ast.AST, free: bool) -> bool:
         if isinstance(node, ast.If) and "attention_backend is not None" in ast.unparse(node.test):
-            free = False
+            free = isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.Or)
         if isinstance(node, ast.keyword) and node.arg == "backend" and free:
             return True
         return any(visit(item, free) for item in ast.iter_child_nodes(node))
