@@ -19,7 +19,7 @@ FOREIGN = colorama mlx mlx-lm mlx-metal pywin32 win32-setctime
 ENGINES = engine-0.16.0 engine-0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all wheel bench lint lock series-lock rebase table matrix clean python
+.PHONY: help demo test test-all doctor wheel bench lint lock series-lock rebase table matrix clean python
 
 help: ## Show this list
 	@echo 'usage: make TARGET [RELEASE=$(RELEASE)] [PYTHON=python3.12] [ARGS="..."]'
@@ -36,6 +36,9 @@ test: python lint ## Lint, types, unit tests, pinned sources, the real engine on
 test-all: python lint ## The same, and what takes longer
 	@py=$$($(call env,dev)) && exec "$$py" -m pytest tests/unit tests/trees tests/engine \
 	-m 'not gpu' -rs $(ARGS)
+
+doctor: python ## Will a target, a drafter, a release and cards work together? ARGS=--help
+	@py=$$($(call env,tools)) && exec "$$py" tools/doctor.py $(ARGS)
 
 wheel: python ## Official CUDA wheel in, patched wheel out, in dist/; no GPU needed
 	@py=$$($(call env,tools)) && exec "$$py" tools/build_wheel.py --release $(RELEASE) $(ARGS)

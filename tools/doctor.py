@@ -140,7 +140,7 @@ def _report(found: Examination, arithmetic: bool) -> Report:
     message = f"{rules.name}: {told}"
     if verdict == "stop":
         if found.command:
-            message += "; the command above has the cures in it"
+            message += "; not as asked, but as the command above has it"
     elif found.command:
         message += "; measure the acceptance length of what the command above serves"
     memory = []

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from advice.backends import chosen, wants_fp8
+from advice.backends import chosen, possible, wants_fp8
 from advice.cards import MIB, Cards, read_cards
 from advice.checkpoint import Group
 from advice.checks import Check, Level
@@ -259,9 +259,9 @@ def _fits(pair: Pair, found: Budget) -> Check:
     flags: tuple[tuple[str, str], ...] = ()
     if held < length:
         level = "stop" if held < (1 - DOUBT) * length else "warn"
-        cure = (
-            f"Serve at most --max-model-len {_round_down(held)}, or use an FP8 KV cache or --dcp."
-        )
+        fp8 = not wants_fp8(pair) and possible(pair.rules.version, found.cards.card.major, True)
+        others = "an FP8 KV cache or --dcp" if fp8 else "--dcp"
+        cure = f"Serve at most --max-model-len {_round_down(held)}, or use {others}."
         flags = (("--max-model-len", str(_round_down(held))),)
     elif held < (1 + DOUBT) * length:
         level, cure = "warn", "This is within what the estimate can be wrong; expect a refusal."
