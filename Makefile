@@ -16,7 +16,7 @@ env = $(BOOTSTRAP) env requirements/$(1).txt
 FOREIGN = colorama mlx mlx-lm mlx-metal pywin32 win32-setctime
 
 # The engines' environments: the release each was locked for serves its neighbours as well.
-ENGINES = engine-0.16.0 engine-0.32.0
+ENGINES = engine-0.16.0 engine-0.23.0 engine-0.32.0
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all doctor wheel bench lint lock series-lock rebase table matrix clean python
@@ -53,6 +53,7 @@ lint: python ## Style and types of our own code
 lock: python ## Write requirements/*.txt anew from requirements/*.in
 	@py=$$($(call env,dev)) && cd requirements && for name in tools dev $(ENGINES); do \
 	case $$name in engine-0.16.0) before='--exclude-newer 2026-04-10';; \
+	engine-0.23.0) before='--exclude-newer 2026-06-20';; \
 	engine-0.32.0) before='--exclude-newer 2026-10-21';; *) before=;; esac; \
 	echo "requirements/$$name.txt"; \
 	"$$py" -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \

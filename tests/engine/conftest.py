@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT)]  # for `standin`
 from standin.engine import make_checkpoint  # noqa: E402
 
 import bootstrap  # noqa: E402
-from engine.support import RELEASE, Engine, tree  # noqa: E402
+from engine.support import FIRST, LATER, RELEASE, Engine, Setting, tree  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,7 +31,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def engine_python() -> Path:
     """The python of the engine environment of this release."""
-    return bootstrap.environment(ROOT / "requirements" / f"engine-{RELEASE}.txt")
+    return python_of(FIRST)
+
+
+def python_of(setting: Setting) -> Path:
+    """The python of the environment that serves a setting, made first if it is missing."""
+    return bootstrap.environment(ROOT / "requirements" / setting.lock)
 
 
 @pytest.fixture(scope="session")
@@ -41,15 +46,31 @@ def tree_of() -> Callable[[int | None], Path]:
 
 
 @pytest.fixture(scope="session")
+def engine_of() -> Callable[[Setting], Engine]:
+    """A release with the whole series, if it has one, and a way to run it."""
+    return lambda setting: Engine(python_of(setting), tree(setting.release), setting)
+
+
+@pytest.fixture(scope="session")
 def stock(engine_python: Path, tree_of: Callable[[int | None], Path]) -> Engine:
     """The release as published."""
     return Engine(engine_python, tree_of(0))
 
 
 @pytest.fixture(scope="session")
-def patched(engine_python: Path, tree_of: Callable[[int | None], Path]) -> Engine:
+def patched(engine_of: Callable[[Setting], Engine]) -> Engine:
     """The release with the whole series."""
-    return Engine(engine_python, tree_of(None))
+    return engine_of(FIRST)
+
+
+@pytest.fixture(
+    scope="session",
+    params=[FIRST, *(pytest.param(s, marks=pytest.mark.slow) for s in LATER)],
+    ids=str,
+)
+def served(request: pytest.FixtureRequest, engine_of: Callable[[Setting], Engine]) -> Engine:
+    """`patched`, and after it the same for the settings of later releases."""
+    return engine_of(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -5,16 +5,83 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from packaging.version import Version
 from standin.engine import cache_root, run_engines
 
 from patchset.download import download
+from patchset.faults import load_faults
 from patchset.project import Project
 from patchset.wheel import build_wheel
 
 RELEASE = "0.16.0"
+
+# The first release that an environment serves, and the release it was locked for.
+LOCKS = {"0.15.0": "0.16.0", "0.20.0": "0.23.0", "0.27.0": "0.32.0"}
+
+
+class Setting(NamedTuple):
+    """A release and how its engine runs: which model runner, and MLA attention or none.
+
+    A CPU has MLA attention from 0.28.0 on. A Llama-style drafter beside it finds no block size that
+    suits both. The class of MLA-style drafters that vLLM has from 0.18.0 on needs it.
+    """
+
+    release: str
+    runner: int = 1
+    mla: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.release}-V{self.runner}" + "-MLA" * self.mla
+
+    @property
+    def lock(self) -> str:
+        """The name of the file in requirements/ that locks its environment."""
+        served = [first for first in LOCKS if Version(first) <= Version(self.release)]
+        return f"engine-{LOCKS[served[-1]]}.txt"
+
+    @property
+    def styles(self) -> tuple[str, ...]:
+        """The styles of drafters that run with it."""
+        if self.mla:
+            return ("mla",)
+        return ("llama", "mla") if Version(self.release) < Version("0.18.0") else ("llama",)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment variables that choose it."""
+        return {
+            "VLLM_USE_V2_MODEL_RUNNER": str(self.runner - 1),
+            "VLLM_MLA_DISABLE": str(int(not self.mla)),
+        }
+
+    def uncured(self, *faults: str) -> list[str]:
+        """Those of `faults` that stock vLLM of this release has and its series does not cure."""
+        project = Project.here()
+        known = {fault.id: fault for fault in load_faults(project.root / "patches" / "faults.toml")}
+        cured: set[str] = set()
+        if project.has_series(self.release):
+            cured = {f for patch in project.series(self.release).patches for f in patch.faults}
+        return [f for f in faults if known[f].affects(self.release) and f not in cured]
+
+    def require(self, *faults: str) -> None:
+        """Skip the test unless all of `faults` are cured or absent."""
+        if missing := self.uncured(*faults):
+            pytest.skip(f"{', '.join(missing)} not cured in the series of {self.release}")
+
+
+FIRST = Setting(RELEASE)
+# What is run of later releases, besides the one above. A CPU has no room for every release.
+LATER = (
+    Setting("0.19.1"),
+    Setting("0.21.0"),
+    Setting("0.23.0"),
+    Setting("0.28.0"),
+    Setting("0.28.0", mla=True),
+    *(Setting("0.32.0", runner, mla) for runner in (1, 2) for mla in (False, True)),
+)
 
 
 @dataclass(frozen=True)
@@ -23,6 +90,7 @@ class Engine:
 
     python: Path
     tree: Path
+    setting: Setting = FIRST
 
     def run(
         self,
@@ -31,7 +99,8 @@ class Engine:
         timeout: float = 900,
     ) -> list[dict[str, Any]]:
         """`standin.engine.run_engines` on this engine."""
-        return run_engines(self.python, self.tree, jobs, environ=environ, timeout=timeout)
+        settings = {**self.setting.environ, **(environ or {})}
+        return run_engines(self.python, self.tree, jobs, environ=settings, timeout=timeout)
 
 
 def good(result: dict[str, Any]) -> dict[str, Any]:
@@ -60,7 +129,7 @@ def tree(version: str, upto: int | None = None) -> Path:
     release = project.release(version)
     pin = release.find(kind="wheel", flavour="cpu")
     wheel = download(pin)
-    if upto == 0:
+    if upto == 0 or not project.has_series(version):
         return unpacked(wheel, pin.sha256)
     wheels = cache_root() / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
