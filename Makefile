@@ -33,9 +33,10 @@ test: python lint ## Lint, types, unit tests, pinned sources, the real engine on
 	@py=$$($(call env,dev)) && exec "$$py" -m pytest tests/unit tests/trees tests/engine \
 	-m 'not slow and not gpu' -rs $(ARGS)
 
-test-all: python lint ## The same, and what takes longer
-	@py=$$($(call env,dev)) && exec "$$py" -m pytest tests/unit tests/trees tests/engine \
-	-m 'not gpu' -rs $(ARGS)
+test-all: python lint ## The same, and what takes longer; results by release in build/test-all.md
+	@py=$$($(call env,dev)) && mkdir -p build && { "$$py" -m pytest tests/unit tests/trees \
+	tests/engine -m 'not gpu' -rs --junitxml=build/test-all.xml $(ARGS); status=$$?; \
+	"$$py" tools/results.py build/test-all.xml > build/test-all.md; exit $$status; }
 
 doctor: python ## Will a target, a drafter, a release and cards work together? ARGS=--help
 	@py=$$($(call env,tools)) && exec "$$py" tools/doctor.py $(ARGS)

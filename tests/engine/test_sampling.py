@@ -31,9 +31,10 @@ PROMPT = random.Random(3).choices(range(5, 498), k=12)
 
 
 @pytest.fixture(scope="module")
-def result(patched: Engine, target: Path, checkpoint: Callable[..., Path]) -> dict[str, Any]:
+def result(served: Engine, target: Path, checkpoint: Callable[..., Path]) -> dict[str, Any]:
+    style = served.setting.styles[0]
     drafter = checkpoint(
-        "standin.drafter:make_drafter", style="llama", trained=True, target=str(target)
+        "standin.drafter:make_drafter", style=style, trained=True, target=str(target)
     )
     speculation = {"method": "eagle3", "model": str(drafter), "num_speculative_tokens": 3}
     exact = {
@@ -49,7 +50,7 @@ def result(patched: Engine, target: Path, checkpoint: Callable[..., Path]) -> di
     sampling = {"temperature": TEMPERATURE, "max_tokens": LENGTH, "ignore_eos": True}
     run = {"requests": [{"prompt_token_ids": PROMPT}] * N, "sampling": sampling}
     engine = {"model": str(target), "speculative_config": speculation, "max_num_seqs": 128}
-    exact_result, drafted = patched.run(exact, {"engine": engine, "runs": [run]})
+    exact_result, drafted = served.run(exact, {"engine": engine, "runs": [run]}, timeout=1800)
     return {
         "exact": {tuple(tokens): p for tokens, p in good(exact_result)["probe"]},
         "run": good(drafted)["runs"][0],
