@@ -26,7 +26,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 LOG_TAIL = 6000  # characters of the log that an error message shows
 MADE_BY = ".made-by"  # beside a checkpoint in the cache: makers_sha256() when it was last used
-_NOT_MAKERS = ("engine.py", "job.py", "scaffold.py")  # do not decide what is in a checkpoint
+_NOT_MAKERS = (
+    "engine.py",
+    "job.py",
+    "prefill.py",
+    "scaffold.py",
+)  # do not decide what is in a checkpoint
 
 # What the stand-in wants from every engine; a job's own keys win.
 ENGINE_DEFAULTS: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What vLLM's CPU worker lacks to run EAGLE-3 (fault F31), put in from outside: up to 0.22.0.
+"""What vLLM's CPU worker lacks to run EAGLE-3 (fault F31), put in from outside.
 
 vLLM loads this as a general plugin in the front-end, the engine core and every worker, before any
 model runner is made. Nothing that the patches touch is replaced: proposer, rejection sampler,
@@ -48,6 +48,13 @@ def install() -> None:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     release = Version(vllm.__version__)
+    if Version("0.28.0") <= release < Version("0.32.0"):
+        # MLA attention on a CPU, but no prefill for it: see standin/prefill.py.
+        from vllm.v1.attention.backends.mla.prefill import registry
+
+        chosen = registry.MLAPrefillBackendEnum.FLASH_ATTN
+        registry.register_mla_prefill_backend(chosen, "standin.prefill.Prefill")
+
     if release >= Version("0.22.1"):
         return  # its CPU worker runs EAGLE-3 by itself
 

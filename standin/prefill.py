@@ -1,0 +1,51 @@
+"""MLA prefill on a CPU for the releases 0.28 to 0.31, which have its decode half only.
+
+They choose FlashAttention, whose module a CPU cannot import. `standin.scaffold` puts this in its
+place.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
+
+
+class Prefill(MLAPrefillBackend):
+    """softmax(q k^T scale) v for each request on its own.
+
+    q and k are [tokens, heads, 192], v and what is returned [tokens, heads, 128]; the logarithm of
+    the sum of exponentials, where it is asked for, is [heads, tokens].
+    """
+
+    @staticmethod
+    def get_name() -> str:
+        """Its name in logs."""
+        return "STANDIN"
+
+    def run_prefill_new_tokens(
+        self, q: Tensor, k: Tensor, v: Tensor, return_softmax_lse: bool, **unused: Any
+    ) -> Any:
+        """Attention of new tokens to themselves and those before them."""
+        bounds = self._prefill_metadata.query_start_loc.tolist()
+        both = self._attend(q, k, v, bounds, bounds, causal=True)
+        return both if return_softmax_lse else both[0]
+
+    def run_prefill_context_chunk(
+        self, chunk: Any, q: Tensor, k: Tensor, v: Tensor, **unused: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Attention of new tokens to a part of what the cache holds of their requests."""
+        new, old = chunk.query_start_loc.tolist(), chunk.cu_seq_lens.tolist()
+        return self._attend(q, k, v, new, old, causal=False)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, new: list[int], old: list[int], *, causal: bool
+    ) -> tuple[Tensor, Tensor]:
+        output, sums = q.new_empty(*q.shape[:2], v.shape[-1]), q.new_empty(q.shape[1], len(q))
+        for at, end, first, last in zip(new, new[1:], old, old[1:], strict=False):
+            scores = torch.einsum("qhd,khd->hqk", q[at:end], k[first:last]) * self.scale
+            if causal:
+                scores += torch.full(scores.shape[1:], float("-inf")).triu(1)
+            output[at:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v[first:last])
+            sums[:, at:end] = scores.logsumexp(-1)
+        return output, sums
