@@ -55,6 +55,12 @@ def install() -> None:
         chosen = registry.MLAPrefillBackendEnum.FLASH_ATTN
         registry.register_mla_prefill_backend(chosen, "standin.prefill.Prefill")
 
+        # Linear layers throw their weights away once they are packed; then MLA wants kv_b_proj's.
+        from vllm.model_executor.layers import utils
+
+        pack = utils.dispatch_cpu_unquantized_gemm
+        utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: pack(layer, False)
+
     if release >= Version("0.22.1"):
         return  # its CPU worker runs EAGLE-3 by itself
 
