@@ -1,4 +1,4 @@
-"""Streamed tool calls of Kimi-K2.5 when a delta holds several tokens (F22): nothing is lost.
+"""Streamed tool calls and reasoning when a delta holds several tokens: nothing is lost (F22, F36).
 
 The release's own parser and chat endpoint, with streams cut in every way. No model runs, so they
 are tried in the environment of 0.16.0, whose packages the parsers of the other releases take.
@@ -54,12 +54,14 @@ def test_streamed_is_unstreamed(version: str, level: str, engine_python: Path) -
     for name, stream in found.items():
         assert stream["splits"] > 100, name
         assert not stream["wrong"], (name, stream)
+        assert not stream["reasoning_wrong"], name
         assert not stream["unstreamed_wrong"], name
 
 
 @pytest.mark.parametrize("version", CASES)
-def test_stock_loses_calls(version: str, engine_python: Path) -> None:
-    """Else the splits above show nothing, or the patch can be dropped."""
-    found = probe(engine_python, tree(version, upto=0), "parser")
+def test_stock_loses_them(version: str, engine_python: Path) -> None:
+    """Else the splits above show nothing, or the patches can be dropped."""
+    found = probe(engine_python, tree(version, upto=0), "server")
     assert all(stream["wrong"] for stream in found.values() if stream["calls"])
+    assert all(stream["reasoning_wrong"] for name, stream in found.items() if "reasoning" in name)
     assert not any(stream["unstreamed_wrong"] for stream in found.values())

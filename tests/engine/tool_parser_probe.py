@@ -4,7 +4,8 @@ A script for the engine's python with a tree on PYTHONPATH: `tool_parser_probe.p
 level is "parser" (its `extract_tool_calls_streaming` alone) or "server" (the chat endpoint's own
 generator of chunks around it, with and without a reasoning parser). The report is, for each stream,
 `{"calls": how many, "splits": how many, "wrong": how many of them, "example": the first wrong one,
-"unstreamed_wrong": whether the whole text gives anything else}`.
+"reasoning_wrong": how many gave another reasoning text, "unstreamed_wrong": whether the whole text
+gives anything else}`.
 
 What a stream must give is known from how it is made here, and is what the release's unstreamed
 `extract_tool_calls` gives for its whole text, except for calls that never end: those it drops.
@@ -18,6 +19,7 @@ import random
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -282,6 +284,15 @@ def serve(deltas: list[Delta], finish: str, reasoning: bool) -> Client:
     server = object.__new__(OpenAIServingChat)
     for name, value in SERVER.items():
         setattr(server, name, value)
+    if find_spec("vllm.parser"):
+        from vllm.parser import ParserManager
+
+        if hasattr(ParserManager, "get_parser"):  # from 0.20.0 one parser does both
+            server.parser_cls = ParserManager.get_parser(
+                tool_parser_name="kimi_k2",
+                reasoning_parser_name="kimi_k2" if reasoning else None,
+                enable_auto_tools=True,
+            )
     parts = reasoning_parser()(TOKENIZER) if reasoning else None
     wanted = inspect.signature(server.chat_completion_stream_generator).parameters
     given = {
@@ -349,7 +360,7 @@ def report(level: str) -> dict[str, Any]:
         wanted = {"content": stream.content, "calls": [list(each) for each in stream.calls]}
         if level == "server":
             wanted["finish"] = "tool_calls" if stream.calls else stream.finish
-        count, wrong, example = 0, 0, None
+        count, wrong, short, example = 0, 0, 0, None
         many = (2000, 200) if level == "parser" and len(pieces) < 1000 else (50, 20)
         for cuts, lag in splits(len(pieces), *many):
             # A late text confuses the reasoning parsers, which go by ids: not looked at here.
@@ -357,6 +368,7 @@ def report(level: str) -> dict[str, Any]:
             client = parse(deltas) if level == "parser" else serve(deltas, stream.finish, reasoning)
             result = {key: getattr(client, key) for key in wanted}
             count += 1
+            short += reasoning and client.reasoning != REASONING
             if result != wanted:
                 wrong += 1
                 example = example or {"cuts": cuts[:40], "lag": lag, "got": result}
@@ -368,6 +380,7 @@ def report(level: str) -> dict[str, Any]:
             "splits": count,
             "wrong": wrong,
             "example": example,
+            "reasoning_wrong": short,
             "unstreamed_wrong": (calls, whole.content or "") != (ended, stream.content),
         }
     return found

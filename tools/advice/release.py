@@ -148,6 +148,9 @@ MEETINGS: dict[str, Meeting] = {
     "F24": Meeting(_long, "warn", "Serve no more tokens than the drafter follows."),
     "F34": Meeting(_mla_layer, "warn", "Measure the acceptance length, or use the series."),
     "F35": Meeting(_unfit, "stop", "Use a checkpoint that is whole."),
+    "F36": Meeting(
+        _reasoning, "note", 'Have clients that want the whole reasoning ask with "stream": false.'
+    ),
 }
 
 # Judged with the cards: advice.backends and advice.memory.

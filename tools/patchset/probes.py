@@ -299,6 +299,20 @@ def counted_markers(code: Code) -> bool:
     )
 
 
+def lost_reasoning(code: Code) -> bool:
+    """F36: the tool parser's delta replaces the one that ends the reasoning, with what it holds."""
+    parse = code.find("vllm/parser/abstract_parser.py", "DelegatingParser.parse_delta")
+    if parse is None:  # before 0.20.0
+        path = "vllm/entrypoints/openai/chat_completion/serving.py"
+        parse = code.get(path, "OpenAIServingChat.chat_completion_stream_generator")
+    return not any(
+        isinstance(node, ast.Attribute)
+        and node.attr == "reasoning"
+        and isinstance(node.ctx, ast.Store)
+        for node in _walk(parse)
+    )
+
+
 def drafter_length(code: Code) -> bool:
     """F24: V1 asks the longest request of the batch; V2 limits no request (or the target)."""
     if code.default_runner == "V2":
@@ -374,6 +388,7 @@ PROBES: Final[dict[str, Probe]] = {
         eagle31_fields,
         encoder_cache_miss,
         counted_markers,
+        lost_reasoning,
         drafter_length,
         pcie_all_reduce,
         no_lora,
