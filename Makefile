@@ -19,7 +19,7 @@ FOREIGN = colorama mlx mlx-lm mlx-metal pywin32 win32-setctime
 ENGINES = engine-0.16.0 engine-0.23.0 engine-0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all doctor wheel bench lint lock series-lock rebase table matrix clean python
+.PHONY: help demo test test-all doctor wheel image image-context bench lint lock series-lock rebase table matrix clean python
 
 help: ## Show this list
 	@echo 'usage: make TARGET [RELEASE=$(RELEASE)] [PYTHON=python3.12] [ARGS="..."]'
@@ -40,6 +40,12 @@ test-all: python lint ## The same, and what takes longer; results by release in 
 
 wheel: python ## Official CUDA wheel in, patched wheel out, in dist/; no GPU needed
 	@py=$$($(call env,tools)) && exec "$$py" tools/build_wheel.py --release $(RELEASE) $(ARGS)
+
+image: python ## Image of the release with the series; needs docker, podman or buildah
+	@py=$$($(call env,tools)) && exec "$$py" tools/image.py --release $(RELEASE) $(ARGS)
+
+image-context: python ## What docker-bake.hcl and a plain docker build need besides the checkout
+	@py=$$($(call env,tools)) && exec "$$py" tools/image.py --context $(ARGS)
 
 bench: python ## What the tools cost against doing the same by hand
 	@py=$$($(call env,dev)) && exec "$$py" tools/bench.py --release $(RELEASE) $(ARGS)
@@ -64,7 +70,7 @@ series-lock: python ## Write the release's series.lock anew
 rebase: python ## Carry the series of release FROM to release TO; stops at conflicts, resumes
 	@py=$$($(call env,tools)) && exec $$py tools/rebase.py --from $(FROM) --to $(TO) $(ARGS)
 
-table: python ## Write the fault tables of README.md and docs/matrix.md anew
+table: python ## Write the fault tables and docker-bake.hcl anew
 	@py=$$($(call env,tools)) && exec "$$py" tools/matrix.py --write $(ARGS)
 
 matrix: python ## Probe every release's source for every fault, apply every series

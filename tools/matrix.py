@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 @command
 @click.option("--release", "releases", multiple=True, help="Only this one; may be repeated.")
-@click.option(
-    "--write", is_flag=True, help="Only write the tables of README.md and docs/matrix.md anew."
-)
+@click.option("--write", is_flag=True, help="Only write the tables and docker-bake.hcl anew.")
 @click.option(
     "--new", is_flag=True, help="Only tell which releases the package index has beyond the pins."
 )

@@ -143,7 +143,7 @@ def test_only_the_generated_part_of_the_readme_is_replaced(small: Matrix) -> Non
     real = (ROOT / "README.md").read_text(encoding="utf-8")
     readme.write_text("before\n" + rewritten(real, "old"))
     (readme.parent / "docs").mkdir()
-    assert write(small) == ["README.md", "docs/matrix.md"]
+    assert write(small) == ["README.md", "docs/matrix.md", "docker-bake.hcl"]
     assert write(small) == []
     assert readme.read_text(encoding="utf-8") == "before\n" + rewritten(real, small.table())
 

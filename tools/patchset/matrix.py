@@ -17,6 +17,7 @@ from rich.table import Table
 
 from patchset.errors import DoesNotApply, IntegrityFault, Refused
 from patchset.faults import Fault, load_faults
+from patchset.image import BAKE, bake
 from patchset.lock import compute_lock
 from patchset.probes import BLIND, PROBES, Code, Unclear
 from patchset.project import Project
@@ -209,7 +210,7 @@ def examine(matrix: Matrix, version: str, read: Read) -> Examined:
 
 
 def write(matrix: Matrix) -> list[str]:
-    """Bring README.md and docs/matrix.md up to date; returns the names of those that were not."""
+    """Bring what is written from the facts up to date; returns the names of what was not."""
     changed = []
     for name, text in texts(matrix).items():
         path = matrix.project.root / name
@@ -220,11 +221,12 @@ def write(matrix: Matrix) -> list[str]:
 
 
 def texts(matrix: Matrix) -> dict[str, str]:
-    """README.md and docs/matrix.md as they should be."""
+    """README.md, docs/matrix.md and docker-bake.hcl as they should be."""
     readme = matrix.project.root / "README.md"
     return {
         "README.md": rewritten(readme.read_text(encoding="utf-8"), matrix.table()),
         PAGE: matrix.page(),
+        BAKE: bake(matrix.project),
     }
 
 

@@ -122,6 +122,17 @@ class WheelReport(Report, frozen=True):
     patches: list[str]
 
 
+class ImageReport(Report, frozen=True):
+    """``tools/image.py``. ``engine`` is the program that built it."""
+
+    release: str
+    engine: str
+    image: str
+    base: str
+    base_digest: str
+    patch_set: str
+
+
 class LockReport(Report, frozen=True):
     """``tools/lock.py``. ``linked`` are patches that became links to an equal one."""
 
