@@ -108,7 +108,7 @@ class Rules:
 
     def norm_before_fc(self, drafter: Drafter) -> bool:
         """Whether a single norm before fc (``norm_before_fc``, ``input_norm``) is known."""
-        if drafter.speculators and not self.since("0.22.0"):
+        if drafter.speculators and not self.since("0.19.0"):
             return False
         return drafter.style != "mla" and self.since("0.18.0")
 
