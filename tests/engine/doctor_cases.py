@@ -31,7 +31,7 @@ SERVED = 128  # tokens
 LAYER = {"llama": "midlayer", "mla": "layers.0"}
 SHORT = 24  # positions of a drafter that cannot follow the requests
 # What this comparison does not exercise: images, tool calls and structured output.
-UNTRIED = ("F21", "F22", "F23")
+UNTRIED = ("F21", "F22", "F23", "F36")
 
 
 @dataclass(frozen=True)
