@@ -1,7 +1,7 @@
-"""MLA prefill on a CPU for the releases 0.28 to 0.31, which have its decode half only.
+"""MLA prefill on a CPU for 0.28.0, which has the decode half only.
 
-They choose FlashAttention, whose module a CPU cannot import. `standin.scaffold` puts this in its
-place.
+It chooses FlashAttention, whose module a CPU cannot import, and gathers the cache with a kernel of
+CUDA. `standin.scaffold` puts these in their places.
 """
 
 from typing import Any
@@ -49,3 +49,26 @@ class Prefill(MLAPrefillBackend):
             output[at:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v[first:last])
             sums[:, at:end] = scores.logsumexp(-1)
         return output, sums
+
+
+def gather(
+    src_cache: Tensor,
+    dst: Tensor,
+    block_table: Tensor,
+    cu_seq_lens: Tensor,
+    token_to_seq: Tensor,
+    num_tokens: int,
+    kv_cache_dtype: str,
+    scale: Tensor,
+    seq_starts: Tensor | None = None,
+) -> None:
+    """Copies a part of each request's context from `src_cache` [blocks, block size, 576] to `dst`.
+
+    Request i has the rows from `cu_seq_lens[i]` on, and its part begins at `seq_starts[i]`.
+    """
+    requests = token_to_seq[:num_tokens].long()
+    places = torch.arange(num_tokens) - cu_seq_lens[requests]
+    if seq_starts is not None:
+        places = places + seq_starts[requests]
+    size = src_cache.shape[1]
+    dst[:num_tokens] = src_cache[block_table[requests, places // size].long(), places % size]

@@ -48,16 +48,19 @@ def install() -> None:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     release = Version(vllm.__version__)
-    if Version("0.28.0") <= release < Version("0.32.0"):
+    if Version("0.28.0") <= release < Version("0.29.0"):
         # MLA attention on a CPU, but no prefill for it: see standin/prefill.py.
+        from vllm import _custom_ops
+        from vllm.model_executor.layers import utils
         from vllm.v1.attention.backends.mla.prefill import registry
+
+        from standin.prefill import gather
 
         chosen = registry.MLAPrefillBackendEnum.FLASH_ATTN
         registry.register_mla_prefill_backend(chosen, "standin.prefill.Prefill")
+        _custom_ops.gather_and_maybe_dequant_cache = gather
 
         # Linear layers throw their weights away once they are packed; then MLA wants kv_b_proj's.
-        from vllm.model_executor.layers import utils
-
         pack = utils.dispatch_cpu_unquantized_gemm
         utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: pack(layer, False)
 
