@@ -57,6 +57,11 @@ class Setting(NamedTuple):
             "VLLM_MLA_DISABLE": str(int(not self.mla)),
         }
 
+    def want(self, style: str) -> None:
+        """Skip the test unless drafters of that style run with it."""
+        if style not in self.styles:
+            pytest.skip(f"no {style}-style drafter runs with {self} on a CPU")
+
     def uncured(self, *faults: str) -> list[str]:
         """Those of `faults` that stock vLLM of this release has and its series does not cure."""
         project = Project.here()
