@@ -38,6 +38,9 @@ test-all: python lint ## The same, and what takes longer; results by release in 
 	tests/kernels tests/engine -m 'not gpu' -rs --junitxml=build/test-all.xml $(ARGS); \
 	status=$$?; "$$py" tools/results.py build/test-all.xml | tee build/test-all.md; exit $$status; }
 
+doctor: python ## Will a target, a drafter, a release and cards work together? ARGS=--help
+	@py=$$($(call env,tools)) && exec "$$py" tools/doctor.py $(ARGS)
+
 wheel: python ## Official CUDA wheel in, patched wheel out, in dist/; no GPU needed
 	@py=$$($(call env,tools)) && exec "$$py" tools/build_wheel.py --release $(RELEASE) $(ARGS)
 
