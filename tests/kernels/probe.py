@@ -401,8 +401,8 @@ def workspace(
     """Bytes of the scratch for the split KV cache, on one GPU.
 
     `profiled`: reserved while memory is profiled; `reserved`: after the builder is made; `largest`:
-    what the largest of all decode batches takes. The workspace is locked before those run, as the
-    runner does, so a batch that does not fit is an error.
+    what the largest of some sixty sizes of decode batches takes. The workspace is locked before
+    those run, as the runner does, so a batch that does not fit is an error.
     """
     module = triton_mla()
     config = configuration(max_num_seqs, max_model_len, drafts, tp, dcp, 1)
@@ -439,7 +439,7 @@ def workspace(
     heads = HEADS // tp * dcp
     cache = torch.empty(4, PAGE, LATENT + ROPE, dtype=torch.bfloat16, device="meta")
     for query_len in {1, builder.reorder_batch_threshold}:
-        for requests in range(1, max_num_seqs + 1):
+        for requests in {*range(1, max_num_seqs, max(1, max_num_seqs // 60)), max_num_seqs}:
             query = torch.empty(
                 requests * query_len, heads, LATENT + ROPE, dtype=torch.bfloat16, device="meta"
             )
@@ -501,7 +501,7 @@ def numbers(
                     kv_cache.view(torch.uint8)[page, place % PAGE] = item.view(torch.uint8)[
                         position
                     ]
-        common = batch([query_len] * requests, seq_lens, config, rank, pages, 4096)
+        common = batch([query_len] * requests, seq_lens, config, rank, pages, 1024)
         metadata = make_builder(config, rank).build(0, common)
         if metadata.num_decodes != requests:
             return {"prefills": metadata.num_prefills}
