@@ -146,7 +146,6 @@ MEETINGS: dict[str, Meeting] = {
         _reasoning, "note", "Do not combine structured output and reasoning with a drafter."
     ),
     "F24": Meeting(_long, "warn", "Serve no more tokens than the drafter follows."),
-    "F36": Meeting(_tools, "warn", 'Have clients that want all of it ask with "stream": false.'),
     "F34": Meeting(_mla_layer, "warn", "Measure the acceptance length, or use the series."),
     "F35": Meeting(_unfit, "stop", "Use a checkpoint that is whole."),
     "F36": Meeting(
