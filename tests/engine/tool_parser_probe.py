@@ -293,6 +293,7 @@ def serve(deltas: list[Delta], finish: str, reasoning: bool) -> Client:
                 reasoning_parser_name="kimi_k2" if reasoning else None,
                 enable_auto_tools=True,
             )
+    server.reasoning_parser = reasoning_parser() if reasoning else None  # 0.15 makes its own
     parts = reasoning_parser()(TOKENIZER) if reasoning else None
     wanted = inspect.signature(server.chat_completion_stream_generator).parameters
     given = {
@@ -338,6 +339,7 @@ SERVER: dict[str, Any] = {
     "tool_call_id_type": "kimi_k2",
     "use_harmony": False,
     "log_error_stack": False,
+    "default_chat_template_kwargs": None,
     "response_role": "assistant",
     "request_logger": None,
     "enable_log_outputs": False,
