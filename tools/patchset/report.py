@@ -262,11 +262,15 @@ class TablesReport(Report, frozen=True):
 
 
 class NewPins(Strict, frozen=True):
-    """A release that is not pinned; ``pins`` is its text for patches/releases.toml."""
+    """A release of which ``files`` are not pinned; ``pins`` is their text for releases.toml.
+
+    ``known``: the release itself is pinned, and only these files of it are not.
+    """
 
     version: str
     files: list[str]
     pins: str
+    known: bool
 
 
 class NewReport(Report, frozen=True):
@@ -276,7 +280,11 @@ class NewReport(Report, frozen=True):
 
     def lines(self) -> list[str]:
         """The pins, to be appended to the file."""
-        return [line for item in self.releases for line in ["", *item.pins.splitlines()]]
+        lines = []
+        for item in self.releases:
+            lines += ["", f"# further files of the pinned {item.version}:"] if item.known else [""]
+            lines += item.pins.splitlines()
+        return lines
 
 
 class FetchReport(Report, frozen=True):
@@ -541,17 +549,20 @@ def matrix_report(facts: matrix.Matrix, found: list[matrix.Examined]) -> MatrixR
 
 def new_report(found: list[index.NewRelease]) -> NewReport:
     """The report of asking the index for releases that are not pinned."""
-    names = ", ".join(item.version for item in found)
+    new = [item.version for item in found if not item.known]
+    more = [item.version for item in found if item.known]
+    said = [f"not pinned yet: {', '.join(new)}"] if new else []
+    said += [f"further files of {', '.join(more)}"] if more else []
+    said += ["put these lines into patches/releases.toml"]
+    said += [f"then: make rebase FROM=… TO={new[-1]}"] if new else []
     return NewReport(
         schema=schema("matrix"),
         result="done" if found else "nothing-to-do",
         exit_code=0,
-        message=f"not pinned yet: {names}; append these lines to patches/releases.toml, then: "
-        f"make rebase FROM=… TO={found[-1].version}"
-        if found
-        else "the package index has no release of vLLM that is not pinned",
+        message="; ".join(said) if found else "all that the package index has is pinned",
         releases=[
-            NewPins(version=item.version, files=list(item.files), pins=item.pins) for item in found
+            NewPins(version=item.version, files=list(item.files), pins=item.pins, known=item.known)
+            for item in found
         ],
     )
 
