@@ -218,9 +218,8 @@ def test_the_address_of_a_pinned_file(world: World, index: Server) -> None:
     with open_index() as place, pytest.raises(EnvironmentFault, match="does not have"):
         url_of(place, pin)
     index.files = {"vllm": {pin.file: world.wheel.read_bytes()}}
-    with open_index() as place:
-        with place.wheel(url_of(place, pin)) as archive:
-            assert archive.read("vllm/__init__.py").startswith(b"from ._version")
+    with open_index() as place, place.wheel(url_of(place, pin)) as archive:
+        assert archive.read("vllm/__init__.py").startswith(b"from ._version")
     index.files = {"vllm": {pin.file: b"another"}}
     with open_index() as place, pytest.raises(IntegrityFault, match="another sha256"):
         url_of(place, pin)
