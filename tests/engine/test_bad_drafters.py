@@ -122,6 +122,8 @@ def results(served: Engine, checkpoint: Callable[..., Path]) -> dict[str, dict[s
         }
         for name in drafters
     ]
+    if served.setting.runner == 2:  # extends the rope table, unless it is told
+        jobs[-1]["engine"]["speculative_config"]["max_model_len"] = SHORT
     sampling = {"max_tokens": 17, "ignore_eos": True}
     if "llama" not in served.setting.styles:
         return dict(zip(cases, served.run(*jobs[:-1], timeout=3600), strict=True))

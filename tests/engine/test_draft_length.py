@@ -43,6 +43,8 @@ def results(
     jobs = [{"engine": engine, "runs": [{"requests": r} for r in BATCHES.values()]}]
     for style in served.setting.styles:
         shape, option = LIMITS[style]
+        if served.setting.runner == 2:  # extends a rope table where it can, unless it is told
+            option = {"max_model_len": LIMIT}
         drafter = checkpoint(
             "standin.drafter:make_drafter", style=style, trained=True, target=str(target), **shape
         )
