@@ -1,5 +1,6 @@
 """What the engine tests share besides fixtures."""
 
+import functools
 import tempfile
 import zipfile
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ class Setting(NamedTuple):
     """A release and how its engine runs: which model runner, and MLA attention or none.
 
     A CPU has MLA attention from 0.28.0 on. A Llama-style drafter beside it finds no block size that
-    suits both. The class of MLA-style drafters that vLLM has from 0.18.0 on needs it.
+    suits both. An MLA-style drafter without it needs the cure of F34 in 0.18.0 to 0.27.1.
     """
 
     release: str
@@ -47,7 +48,9 @@ class Setting(NamedTuple):
         """The styles of drafters that run with it."""
         if self.mla:
             return ("mla",)
-        return ("llama", "mla") if Version(self.release) < Version("0.18.0") else ("llama",)
+        if Version(self.release) < Version("0.28.0") and not self.uncured("F34"):
+            return ("llama", "mla")
+        return ("llama",)
 
     @property
     def environ(self) -> dict[str, str]:
@@ -64,17 +67,21 @@ class Setting(NamedTuple):
 
     def uncured(self, *faults: str) -> list[str]:
         """Those of `faults` that stock vLLM of this release has and its series does not cure."""
-        project = Project.here()
-        known = {fault.id: fault for fault in load_faults(project.root / "patches" / "faults.toml")}
-        cured: set[str] = set()
-        if project.has_series(self.release):
-            cured = {f for patch in project.series(self.release).patches for f in patch.faults}
-        return [f for f in faults if known[f].affects(self.release) and f not in cured]
+        return [fault for fault in faults if fault in _uncured(self.release)]
 
     def require(self, *faults: str) -> None:
         """Skip the test unless all of `faults` are cured or absent."""
         if missing := self.uncured(*faults):
             pytest.skip(f"{', '.join(missing)} not cured in the series of {self.release}")
+
+
+@functools.cache
+def _uncured(release: str) -> frozenset[str]:
+    project = Project.here()
+    patches = project.series(release).patches if project.has_series(release) else ()
+    cured = {fault for patch in patches for fault in patch.faults}
+    known = load_faults(project.root / "patches" / "faults.toml")
+    return frozenset(f.id for f in known if f.affects(release) and f.id not in cured)
 
 
 FIRST = Setting(RELEASE)
