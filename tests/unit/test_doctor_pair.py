@@ -276,6 +276,10 @@ def test_stop_tokens(generation: Any, level: str | None, tmp_path: Path) -> None
         ("0.22.1", top(2, 4, 8), "stop"),  # F16
         ("0.32.0", top(2, 4, 8), "warn"),
         ("0.32.0", top(4, 2, 5), "warn"),  # the target sorts them
+        ("0.32.0", nested(2, 4, 9), "warn"),  # ignored, whatever it says
+        ("0.32.0", nested("2", "4", "5"), "warn"),
+        ("0.32.0", top(2, 4, 9), "stop"),
+        ("0.22.1", nested(2, 4, 9), "stop"),
     ],
 )
 def test_layer_ids_by_release(version: str, ids: Any, level: str, tmp_path: Path) -> None:

@@ -9,8 +9,15 @@ from advice.checks import Check, Level, listed
 from advice.drafter import IDS, MTP_MODEL_TYPES, Drafter
 from advice.fields import Fields
 from advice.rules import LENGTH
-from advice.target import Target
-from advice.together import FIX, Intended, Pair, intended_ids, serving_length, used_ids
+from advice.together import (
+    FIX,
+    Intended,
+    Pair,
+    intended_ids,
+    senseless,
+    serving_length,
+    used_ids,
+)
 from advice.weights import weight_checks
 
 
@@ -155,20 +162,23 @@ def _ids(pair: Pair) -> Iterator[Check]:
     given = drafter.listed_ids
     intended = intended_ids(target, drafter)
     place = "at the top level" if drafter.top_ids else "in eagle_config"
+    # Of a nested list such a release takes the length alone, and the default in its place.
+    ignored = not drafter.top_ids and rules.nested_ids == "ignored" and isinstance(given, list)
+    instead = f"; {rules.name} takes {listed(target.default_ids)} in any case" if ignored else ""
     if intended is None:
         shown = repr(given)
         yield Check(
             "pair.ids",
-            "stop",
+            "warn" if ignored else "stop",
             what,
-            f"{IDS} {place} should be a list of integers, it is {shown[:60]}",
+            f"{IDS} {place} should be a list of integers, it is {shown[:60]}{instead}",
             "Write the ids that the drafter was trained with into its config.json.",
             "F15",
         )
         return
-    if given and (problem := _senseless(target, tuple(given), intended.inputs)):
+    if given and (problem := senseless(target, tuple(given), intended.inputs)):
         # The target hands the states over in layer order, whatever the list's order.
-        harmless = problem == "order" and not rules.has(4)
+        harmless = ignored or (problem == "order" and not rules.has(4))
         reasons = {
             "order": "are not in ascending order; the target gives its states in layer order",
             "twice": "name a layer twice, which gives one state only",
@@ -178,7 +188,7 @@ def _ids(pair: Pair) -> Iterator[Check]:
             "pair.ids",
             "warn" if harmless else "stop",
             what,
-            f"the ids {listed(tuple(given))} {place} {reasons[problem]}",
+            f"the ids {listed(given)} {place} {reasons[problem]}{instead}",
             "Ask for the ids that the drafter was trained with. " + FIX
             if problem == "order"
             else "Write the ids that the drafter was trained with into its config.json.",
@@ -228,14 +238,6 @@ def _agree(drafter: Drafter) -> bool:
         return [i + 1 for i in drafter.nested_ids] == list(drafter.top_ids)
     except TypeError:
         return False
-
-
-def _senseless(target: Target, given: tuple[int, ...], inputs: tuple[int, ...]) -> str | None:
-    if any(not 0 <= i <= target.layers for i in (*given, *inputs)):
-        return "range"
-    if len(set(given)) != len(given):
-        return "twice"
-    return "order" if list(given) != sorted(given) else None
 
 
 def _not_captured(pair: Pair, used: tuple[int, ...]) -> Check | None:

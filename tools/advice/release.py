@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from advice.checks import LEVELS, Check, Level
 from advice.pair import pair_checks
 from advice.rules import Rules, rules_of
-from advice.together import Pair, intended_ids, serving_length, used_ids
+from advice.together import Pair, intended_ids, senseless, serving_length, used_ids
 from advice.weights import weight_checks
 from patchset.errors import PatchsetError
 from patchset.faults import Fault
@@ -52,6 +52,9 @@ def _ids(pair: Pair) -> str | None:
     stock = used_ids(pair.target, pair.drafter, Rules(pair.rules.version))
     if intended is None or (stock or pair.target.default_ids) == intended.inputs:
         return None
+    given = tuple(pair.drafter.listed_ids)
+    if senseless(pair.target, given, intended.inputs):
+        return None  # no release could read it rightly: the pair's own check tells of it
     place = "the top level" if pair.drafter.top_ids else "eagle_config"
     return f"the drafter lists {pair.drafter.listed_ids} in {place}: {intended.why}"
 

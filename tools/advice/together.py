@@ -72,6 +72,18 @@ def intended_ids(target: Target, drafter: Drafter) -> Intended | None:
     return Intended(found, False, f"{listed(found)} is no trainer's default")
 
 
+def senseless(target: Target, given: tuple[int, ...], inputs: tuple[int, ...]) -> str | None:
+    """Why no drafter can have been trained with these ids: ``range``, ``twice`` or ``order``.
+
+    ``given`` as written, ``inputs`` as inputs of layers.
+    """
+    if any(not 0 <= i <= target.layers for i in (*given, *inputs)):
+        return "range"
+    if len(set(given)) != len(given):
+        return "twice"
+    return "order" if list(given) != sorted(given) else None
+
+
 def used_ids(target: Target, drafter: Drafter, rules: Rules) -> tuple[int, ...] | None:
     """The layers whose inputs the release gives to the drafter; ``None`` for its default."""
     top = tuple(drafter.top_ids) if isinstance(drafter.top_ids, list) else ()
