@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT)]  # for `standin`
 from standin.engine import make_checkpoint  # noqa: E402
 
 import bootstrap  # noqa: E402
-from engine.support import FIRST, LATER, RELEASE, Engine, Setting, tree  # noqa: E402
+from engine.support import CARRIED, FIRST, LATER, RELEASE, Engine, Setting, tree  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -65,11 +65,11 @@ def patched(engine_of: Callable[[Setting], Engine]) -> Engine:
 
 @pytest.fixture(
     scope="session",
-    params=[FIRST, *(pytest.param(s, marks=pytest.mark.slow) for s in LATER)],
+    params=[FIRST, *(pytest.param(s, marks=pytest.mark.slow) for s in (*CARRIED, *LATER))],
     ids=str,
 )
 def served(request: pytest.FixtureRequest, engine_of: Callable[[Setting], Engine]) -> Engine:
-    """`patched`, and after it the same for the settings of later releases."""
+    """`patched`, and after it the same for the settings of other releases."""
     return engine_of(request.param)
 
 

@@ -85,6 +85,8 @@ def _uncured(release: str) -> frozenset[str]:
 
 
 FIRST = Setting(RELEASE)
+# The others whose series is that of the first one, carried over.
+CARRIED = (Setting("0.15.1"), Setting("0.17.1"))
 # What is run of later releases, besides the one above. A CPU has no room for every release.
 LATER = (
     Setting("0.19.1"),
