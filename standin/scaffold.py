@@ -9,6 +9,7 @@ tensors).
 """
 
 import contextlib
+import os
 from typing import Any
 
 import torch
@@ -39,6 +40,12 @@ class _Inert:
         return True
 
 
+def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """silu(first half) * second half of the last dimension."""
+    gate, up = x.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
 def install() -> None:
     """Make the substitutions in this process; vLLM calls it once, a second call changes nothing."""
     import vllm
@@ -46,6 +53,10 @@ def install() -> None:
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.worker import cpu_model_runner
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    # From 0.18.0 on a CPU worker wants these two to be preloaded, for speed, and looks for their
+    # names here; they need not be there.
+    os.environ.setdefault("LD_PRELOAD", "libtcmalloc:libiomp")
 
     release = Version(vllm.__version__)
     if Version("0.28.0") <= release < Version("0.29.0"):
@@ -63,6 +74,19 @@ def install() -> None:
         # Linear layers throw their weights away once they are packed; then MLA wants kv_b_proj's.
         pack = utils.dispatch_cpu_unquantized_gemm
         utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: pack(layer, False)
+
+    if Version("0.20.0") <= release < Version("0.26.0"):
+        # Without AVX-512 a MoE layer computes in plain torch, and makes a module for its activation
+        # in each forward pass, where no configuration is set any more.
+        from vllm.model_executor.layers.fused_moe import cpu_fused_moe
+        from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+        from vllm.v1.sample.ops import topk_topp_sampler
+
+        cpu_fused_moe._CPU_MOE_ACT_FN[MoEActivation.SILU] = _silu_and_mul
+
+        # The warm-up samples eight requests with top-k: for a kernel that wants to know the card,
+        # and takes minutes in the interpreter.
+        topk_topp_sampler.apply_top_k_top_p_triton = topk_topp_sampler.apply_top_k_top_p_pytorch
 
     if release >= Version("0.22.1"):
         return  # its CPU worker runs EAGLE-3 by itself

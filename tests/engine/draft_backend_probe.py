@@ -11,6 +11,7 @@ would be built with. FlashInfer is stubbed because its modules only have to be i
 """
 
 import importlib
+import inspect
 import json
 import sys
 import tempfile
@@ -22,8 +23,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-from vllm import platforms
-from vllm.config import (
+
+# vLLM's CUDA platform imports the extension under this name, which in CPU builds of later releases
+# asks for more of the processor than there may be. Choosing a backend calls nothing in it.
+sys.modules.update({f"vllm.{name}": ModuleType(name) for name in ("_C", "_C_stable_libtorch")})
+
+from vllm import platforms  # noqa: E402
+from vllm.config import (  # noqa: E402
     AttentionConfig,
     CacheConfig,
     DeviceConfig,
@@ -33,11 +39,14 @@ from vllm.config import (
     VllmConfig,
     set_current_vllm_config,
 )
-from vllm.platforms.cuda import CudaPlatformBase
-from vllm.platforms.interface import DeviceCapability
-from vllm.v1.attention import selector
-from vllm.v1.attention.backend import AttentionBackend, MultipleOf
-from vllm.v1.spec_decode import eagle
+from vllm.platforms.cuda import CudaPlatformBase  # noqa: E402
+from vllm.platforms.interface import DeviceCapability, Platform  # noqa: E402
+from vllm.v1.attention import selector  # noqa: E402
+from vllm.v1.attention.backend import AttentionBackend, MultipleOf  # noqa: E402
+from vllm.v1.spec_decode import eagle  # noqa: E402
+
+# Where the proposer that loads drafters stands.
+proposer: Any = sys.modules[eagle.SpecDecodeBaseProposer.__module__]
 
 # DeepSeek-V3 itself, whose own MTP layer is the MLA-style drafter, and a Llama-style EAGLE head:
 # pairs that the release as published accepts and that meet the same choice as Kimi-K2.5's.
@@ -110,6 +119,7 @@ def import_backends() -> None:
         mock.patch.object(torch, "zeros", _on_cpu(torch.zeros)),
         mock.patch.object(torch, "empty", _on_cpu(torch.empty)),
         mock.patch.object(torch.cuda, "get_device_properties", return_value=card),
+        mock.patch.object(Platform, "num_compute_units", return_value=1, create=True),
     ):
         importlib.import_module("vllm.v1.attention.backends.mla.flashinfer_mla")
         importlib.import_module("vllm.v1.attention.backends.mla.cutlass_mla")
@@ -131,7 +141,7 @@ def pretend(capability: DeviceCapability) -> None:
         def get_device_total_memory(cls, device_id: int = 0) -> int:
             return 96 << 30
 
-    platforms._current_platform = eagle.current_platform = Cuda()
+    platforms._current_platform = proposer.current_platform = Cuda()
     selector._cached_get_attn_backend.cache_clear()
 
 
@@ -161,14 +171,16 @@ def configuration(case: dict[str, Any], folder: Path) -> VllmConfig:
 
 def layer_backend(config: VllmConfig, *, mla: bool) -> type[AttentionBackend]:
     """The backend of an attention layer that is built under `config`."""
+    asked: dict[str, Any] = {
+        "head_size": 576 if mla else 128,
+        "dtype": torch.bfloat16,
+        "kv_cache_dtype": config.cache_config.cache_dtype,
+        "use_mla": mla,
+    }
+    if "block_size" in inspect.signature(selector.get_attn_backend).parameters:  # up to 0.17.1
+        asked["block_size"] = config.cache_config.block_size
     with set_current_vllm_config(config):
-        return selector.get_attn_backend(
-            head_size=576 if mla else 128,
-            dtype=torch.bfloat16,
-            kv_cache_dtype=config.cache_config.cache_dtype,
-            block_size=config.cache_config.block_size,
-            use_mla=mla,
-        )
+        return selector.get_attn_backend(**asked)
 
 
 def drafter_backend(config: VllmConfig, *, mla: bool) -> type[AttentionBackend]:
@@ -179,7 +191,7 @@ def drafter_backend(config: VllmConfig, *, mla: bool) -> type[AttentionBackend]:
         used.append(layer_backend(vllm_config, mla=mla))
         return torch.nn.Module()
 
-    with set_current_vllm_config(config), mock.patch.object(eagle, "get_model", get_model):
+    with set_current_vllm_config(config), mock.patch.object(proposer, "get_model", get_model):
         eagle.EagleProposer(config, torch.device("cpu"))._get_model()
     (backend,) = used
     return backend
@@ -193,6 +205,8 @@ def share_a_block_size(config: VllmConfig, *backends: type[AttentionBackend]) ->
         return any(size % s.base == 0 if isinstance(s, MultipleOf) else size == s for s in sizes)
 
     block_size = config.cache_config.block_size
+    if hasattr(backends[0], "get_preferred_block_size"):  # from 0.18.0: the target's choice
+        block_size = backends[0].get_preferred_block_size(block_size)
     with set_current_vllm_config(config):
         divisors = [s for s in range(1, block_size + 1) if block_size % s == 0]
         return any(all(takes(b, s) for b in backends) for s in divisors)

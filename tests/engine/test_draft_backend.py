@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 from standin.engine import engine_environ
 
-from engine.support import Engine
+from engine.support import Engine, tree
 
 SM100, SM120 = (10, 0), (12, 0)
 Case = dict[str, Any]
@@ -61,15 +62,24 @@ def ask(engine: Engine, cases: list[Case]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()[-len(cases) :]]
 
 
+@pytest.fixture(scope="module", params=["0.16.0", "0.19.1"])
+def version(request: pytest.FixtureRequest) -> str:
+    """The release. 0.18.0 has changed who chooses the backend and the block size."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def answers(patched: Engine) -> dict[str, dict[str, Any]]:
+def answers(version: str, engine_python: Path) -> dict[str, dict[str, Any]]:
     """What the patched release answers, by the case as JSON."""
     cases = [*FAULTS.values(), *(c for c, _ in KEPT), *EXPLICIT, AUTO, UNUSABLE, UNKNOWN]
-    return dict(zip(map(json.dumps, cases), ask(patched, cases), strict=True))
+    found = ask(Engine(engine_python, tree(version)), cases)
+    return dict(zip(map(json.dumps, cases), found, strict=True))
 
 
-def test_the_release_fails(stock: Engine) -> None:
-    for got in ask(stock, list(FAULTS.values())):
+def test_the_release_fails(version: str, engine_python: Path) -> None:
+    healed = {"F05"} if Version(version) >= Version("0.18.0") else set()
+    cases = [asked for name, asked in FAULTS.items() if name not in healed]
+    for got in ask(Engine(engine_python, tree(version, 0)), cases):
         assert "is not valid for this configuration" in got["error"]
         assert "non-MLA not supported" in got["error"]
 

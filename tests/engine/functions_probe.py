@@ -1,0 +1,208 @@
+"""Runs under the engine's python: functions that a series touches, one at a time, without vLLM.
+
+`python functions_probe.py FOLDER` reads FOLDER/RELEASE/{stock,patched}/vllm/…, takes single
+functions out of those files as they stand there, calls each with the few things that it uses, and
+prints what came of it as JSON: release -> state -> case -> result, or "TypeError: …" for an
+exception. A case whose file or function a release does not have is left out.
+
+It needs no compiled extension, so one process serves every release.
+"""
+
+import ast
+import json
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+MODELS = "vllm/model_executor/models"
+RUNNER = "vllm/v1/worker/gpu_model_runner.py"
+PROPOSER = "vllm/v1/spec_decode/llm_base_proposer.py"
+
+
+class _Absent(Exception):
+    """The release has no such function."""
+
+
+def function(file: Path, owner: str, name: str, **known: Any) -> Callable[..., Any]:
+    """Method `name` of class `owner` in `file`, which finds `known` as its globals."""
+    if not file.exists():
+        raise _Absent
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and node.name == owner:
+            for item in node.body:
+                if isinstance(item, ast.FunctionDef) and item.name == name:
+                    item.decorator_list = []
+                    future = ast.parse("from __future__ import annotations").body
+                    module = ast.Module([*future, item], type_ignores=[])
+                    scope = {"torch": torch, **known}
+                    exec(compile(ast.fix_missing_locations(module), str(file), "exec"), scope)
+                    found: Callable[..., Any] = scope[name]
+                    return found
+    raise _Absent
+
+
+def captured_states(tree: Path, layer_ids: tuple[int, ...]) -> list[float]:
+    """The states that a target of four layers returns; before layer i the residual stream is i."""
+    rank = SimpleNamespace(is_first_rank=True, is_last_rank=True)
+    forward = function(
+        tree / MODELS / "deepseek_v2.py",
+        "DeepseekV2Model",
+        "forward",
+        get_pp_group=lambda: rank,
+        islice=islice,
+    )
+
+    def layer(_: Any, states: Any, residual: Any, *rest: Any) -> tuple[Any, Any]:
+        total = states if residual is None else states + residual
+        return torch.ones(1), total
+
+    def norm(states: Any, residual: Any) -> tuple[Any, Any]:
+        states.fill_(-1)  # in place, as the kernel does
+        residual.fill_(-1)
+        return states, residual
+
+    target = SimpleNamespace(
+        config=SimpleNamespace(),
+        layers=[layer] * 4,
+        start_layer=0,
+        end_layer=4,
+        norm=norm,
+        aux_hidden_state_layers=layer_ids,
+    )
+    _, states = forward(target, None, None, None, torch.zeros(1))
+    return [float(state) for state in states]
+
+
+def combined(tree: Path, file: str, owner: str) -> list[float]:
+    """What a drafter makes of three states of 1, with norms that scale by 2, 3 and 5."""
+    combine = function(tree / MODELS / file, owner, "combine_hidden_states")
+    norms = [lambda state, factor=factor: factor * state for factor in (2, 3, 5)]
+    model = SimpleNamespace(
+        fc=lambda state: state,
+        fc_norm=norms,
+        num_aux_hidden_states=3,
+        norm_before_fc=False,
+        use_aux_hidden_state=True,
+    )
+    found: list[float] = combine(SimpleNamespace(model=model), torch.ones(3)).tolist()
+    return found
+
+
+def image_behind_the_chunk(tree: Path) -> list[Any]:
+    """Embeddings and mask for the drafter, whose last position is an image's first."""
+    gather = function(
+        tree / RUNNER,
+        "GPUModelRunner",
+        "_gather_mm_embeddings",
+        # From 0.23.0 on it asks for the features that may matter: here the only one does.
+        get_mm_features_in_window=lambda features, start, end: (0, len(features)),
+    )
+
+    def buffer() -> SimpleNamespace:
+        cpu = torch.zeros(8, dtype=torch.bool)
+        return SimpleNamespace(cpu=cpu, copy_to_gpu=lambda count: cpu[:count])
+
+    place = SimpleNamespace(
+        offset=4,
+        length=3,
+        is_embed=None,
+        get_embeds_indices_in_range=lambda start, end: (start, end),
+    )
+    request = SimpleNamespace(
+        num_computed_tokens=0, mm_features=[SimpleNamespace(mm_position=place, identifier="2f1c0e")]
+    )
+    runner = SimpleNamespace(
+        is_mm_embed_idx=0,
+        is_mm_embed_buffers=[buffer(), buffer()],
+        input_batch=SimpleNamespace(req_ids=["a"]),
+        requests={"a": request},
+        encoder_cache={},
+        is_multimodal_pruning_enabled=False,
+        uses_mrope=False,
+    )
+    step = SimpleNamespace(total_num_scheduled_tokens=4, num_scheduled_tokens={"a": 4})
+    embeddings, mask = gather(runner, step, shift_computed_tokens=1)
+    return [len(embeddings), mask.tolist()]
+
+
+def positions_after_the_limit(tree: Path) -> list[list[int]]:
+    """Positions that three draft steps start from, at 2 and at the drafter's last one, 7."""
+    calls: list[list[int]] = []
+
+    def kernel(*, positions_1d: Any, out_clamped_positions: Any, **_: Any) -> None:
+        calls.append(positions_1d.tolist())
+        after = positions_1d + 1
+        out_clamped_positions.copy_(torch.where(after >= 8, 0, after))
+
+    update = function(
+        tree / PROPOSER,
+        "SpecDecodeBaseProposer",
+        "_update_positions_dependent_metadata",
+        eagle_step_update_slot_mapping_and_metadata=kernel,
+    )
+    proposer = SimpleNamespace(
+        uses_mrope=False,
+        uses_xdrope_dim=0,
+        draft_uses_xdrope_dim=0,
+        positions=torch.zeros(2, dtype=torch.int64),
+        max_model_len=8,
+        is_shorter_than_target=True,
+        _slot_mapping_buffer=torch.zeros(2),
+    )
+    batch = SimpleNamespace(
+        block_table_tensor=None,
+        seq_lens=None,
+        max_seq_len=8,
+        _seq_lens_cpu=None,
+        _num_computed_tokens_cpu=None,
+        seq_lens_cpu_upper_bound=None,
+    )
+    positions = torch.tensor([2, 7])
+    for _ in range(3):
+        positions = update(proposer, positions, batch, 2, 2, 16)
+    return calls
+
+
+CASES: dict[str, Callable[[Path], Any]] = {
+    "states at 2": lambda tree: captured_states(tree, (2,)),
+    "states at 0": lambda tree: captured_states(tree, (0, 2)),
+    "states at 4": lambda tree: captured_states(tree, (2, 4)),
+    "fc_norm, llama": lambda tree: combined(tree, "llama_eagle3.py", "Eagle3LlamaForCausalLM"),
+    "fc_norm, mla": lambda tree: combined(
+        tree, "deepseek_eagle3.py", "Eagle3DeepseekV2ForCausalLM"
+    ),
+    "image": image_behind_the_chunk,
+    "positions": positions_after_the_limit,
+}
+
+
+def answers(tree: Path) -> dict[str, Any]:
+    """The result of every case that the release has."""
+    found: dict[str, Any] = {}
+    for name, case in CASES.items():
+        try:
+            found[name] = case(tree)
+        except _Absent:
+            continue
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def main() -> None:
+    """Answer for each release and state."""
+    folder = Path(sys.argv[1])
+    trees = sorted(folder.glob("*/*"))
+    found: dict[str, dict[str, Any]] = {tree.parent.name: {} for tree in trees}
+    for tree in trees:
+        found[tree.parent.name][tree.name] = answers(tree)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
