@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from advice.rules import Rules
+from advice.serve import OPTIONS
 from patchset.releases import Release
 
 MODELS = "vllm/model_executor/models"
@@ -46,3 +47,14 @@ def test_rules_are_those_of_the_release(source: Path, release: Release) -> None:
     config = text("vllm/config/vllm.py")
     chosen = "def use_v2_model_runner" in config and "DEFAULT_V2_MODEL_RUNNER_" not in config
     assert chosen == rules.second_runner
+
+
+def test_the_release_has_the_options_that_the_doctor_names(source: Path) -> None:
+    """Chat options are declared as fields of a class; their flags are made of the names."""
+    place = source / "vllm"
+    flags = (place / "engine/arg_utils.py").read_text(encoding="utf-8")
+    chat = (place / "entrypoints/openai/cli_args.py").read_text(encoding="utf-8")
+    for option in OPTIONS:
+        field = option.removeprefix("--").replace("-", "_")
+        assert f'"{option}"' in flags or re.search(rf"^    {field}: ", chat, re.MULTILINE), option
+    assert '"bfloat16"' in (place / "config/cache.py").read_text(encoding="utf-8")

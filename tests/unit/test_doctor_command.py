@@ -13,6 +13,7 @@ import pytest
 import doctor
 from advice.checks import EXIT_CODES, LEVELS
 from advice.release import MEETINGS, NOT_JUDGED, WITH_CARDS
+from advice.serve import OPTIONS
 from cli import run
 from patchset.errors import PatchsetError
 from patchset.faults import load_faults
@@ -175,6 +176,33 @@ def test_the_verdicts_codes_are_nobody_elses() -> None:
 def test_every_fault_is_judged_or_has_a_reason_not_to_be() -> None:
     known = [*MEETINGS, *WITH_CARDS, *NOT_JUDGED]
     assert sorted(known) == sorted(fault.id for fault in FAULTS)
+
+
+def test_every_option_in_a_command_is_a_known_one(
+    run_doctor: Doctor, pair: tuple[object, ...]
+) -> None:
+    cards = ("--gpus", "8xRTX-PRO-6000", "--tp", 2, "--dcp", 2, "--kv-cache-dtype", "fp8")
+    for version in ("0.16.0", "0.23.0", "0.33.0"):
+        words = (*pair, "--release", version, "--stock", *cards, "--max-num-seqs", 8)
+        for check in json.loads(run_doctor(*words, "--json", code=11))["command"]:
+            assert not check.startswith("--") or check in OPTIONS
+
+
+def test_a_second_copy_in_the_environment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from advice import environment
+    from patchset.tree import Tree, open_tree
+
+    tree = world.tree("source")
+
+    def with_another(place: Path) -> Tree:
+        found = open_tree(place)
+        found.others = (tree.parent / "other",)
+        return found
+
+    monkeypatch.setattr(environment, "open_tree", with_another)
+    seen = environment.look_at(tree, world.project, None)
+    assert (seen.checks[0].id, seen.checks[0].level) == ("environment.copies", "warn")
+    assert "there is another copy" in seen.checks[0].reason
 
 
 def test_environments(

@@ -18,6 +18,20 @@ _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--max-num-seqs": ("max_num_seqs", int),
     "--gpu-memory-utilization": ("gpu_memory_utilization", float),
 }
+# Every option that a command may have; tests/trees looks for them in each release.
+OPTIONS = (
+    *_FIELDS,
+    "--trust-remote-code",
+    "--tensor-parallel-size",
+    "--pipeline-parallel-size",
+    "--decode-context-parallel-size",
+    "--mm-encoder-tp-mode",
+    "--compilation-config",
+    "--enable-auto-tool-choice",
+    "--tool-call-parser",
+    "--reasoning-parser",
+    "--speculative-config",
+)
 _DRAFT_FIELDS = {"attention_backend": "draft_attention_backend"}
 _ROUNDS = 4  # of judging again: a cure may meet the next fault
 
