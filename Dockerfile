@@ -11,15 +11,17 @@ ARG BASE_DIGEST
 # What series.lock says; the build fails unless exactly that is what it applied.
 ARG PATCH_SET
 ARG IMAGE_VERSION
+# No bytecode of what the steps below import, also not by the processes that they start.
+ARG PYTHONDONTWRITEBYTECODE=1
 # The base's own user and entry point, which the image keeps; an empty user would not be a user.
 ARG BASE_USER=0
 ARG BASE_ENTRYPOINT="[\"vllm\", \"serve\"]"
 
 RUN --mount=type=bind,target=/context \
-    python3 -B /context/tools/in_image.py user "$BASE_USER"
+    python3 /context/tools/in_image.py user "$BASE_USER"
 USER 0
 RUN --mount=type=bind,target=/context \
-    python3 -B /context/tools/in_image.py build --release "$VLLM_RELEASE" \
+    python3 /context/tools/in_image.py build --release "$VLLM_RELEASE" \
     --base "$BASE_IMAGE" --digest "$BASE_DIGEST" --patch-set "$PATCH_SET" \
     --version "$IMAGE_VERSION" --entrypoint "$BASE_ENTRYPOINT"
 USER ${BASE_USER}

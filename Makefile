@@ -35,7 +35,7 @@ test: python lint ## Lint, types, unit tests, pinned sources, the real engine on
 
 test-all: python lint ## The same, and what takes longer; results by release in build/test-all.md
 	@py=$$($(call env,dev)) && mkdir -p build && { "$$py" -m pytest tests/unit tests/trees \
-	tests/kernels tests/engine -m 'not gpu' -rs --junitxml=build/test-all.xml $(ARGS); \
+	tests/kernels tests/engine tests/images -m 'not gpu' -rs --junitxml=build/test-all.xml $(ARGS); \
 	status=$$?; "$$py" tools/results.py build/test-all.xml | tee build/test-all.md; exit $$status; }
 
 doctor: python ## Will a target, a drafter, a release and cards work together? ARGS=--help

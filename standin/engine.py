@@ -66,6 +66,12 @@ class Server:
             decoded: dict[str, Any] = json.load(answer)
         return decoded
 
+    def get(self, path: str) -> dict[str, Any]:
+        """GET `path` and return the decoded answer. Raises urllib.error.HTTPError."""
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
+            decoded: dict[str, Any] = json.load(answer)
+        return decoded
+
     def metrics(self) -> dict[str, float]:
         """`/metrics` as name -> value, summed over labels; `name[i]` for draft position i."""
         with urllib.request.urlopen(self.url + "/metrics", timeout=60) as answer:
@@ -193,8 +199,11 @@ def serve(
     log: Path,
     environ: Mapping[str, str] | None = None,
     timeout: float = 300,
+    launch: Sequence[str] | None = None,
 ) -> Iterator[Server]:
     """`vllm serve` on 127.0.0.1 at a free port, stopped at the end of the `with` block.
+
+    `launch` are the words to start it with, if not with `python`, before model and options.
 
     `engine` holds arguments of vllm.LLM, `model` among them, laid over ENGINE_DEFAULTS. Output goes
     to the file `log`. Raises EngineFailed when it exits or is not ready within `timeout` seconds.
@@ -203,7 +212,8 @@ def serve(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     options = {**ENGINE_DEFAULTS, **engine}
-    command = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(options.pop("model"))]
+    command = list(launch or [str(python), "-m", "vllm.entrypoints.cli.main", "serve"])
+    command += [str(options.pop("model"))]
     command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "standin"]
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")

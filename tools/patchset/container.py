@@ -220,11 +220,12 @@ def _install(project: Project, note: ImageNote, out: Path) -> None:
         shutil.copyfile(project.root / name, out / name)
     (out / NOTE).write_bytes(note.as_json(indent=2) + b"\n")
     (out / SBOM).write_text(json.dumps(sbom(project, note), indent=1) + "\n", encoding="utf-8")
-    check = [note.python, "-B", str(tools / "apply.py"), note.python, "--status"]
+    check = [note.python, str(tools / "apply.py"), note.python, "--status"]
     check += ["--expect", note.patch_set]
     _script(
         out / "check",
         "Exit code 3 unless vLLM is what this image was built with.",
+        f"export PYTHONDONTWRITEBYTECODE=1  # also for the processes that it starts\n"
         f"exec {shlex.join(check)}",
     )
     _script(

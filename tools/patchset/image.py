@@ -183,6 +183,8 @@ def build(words: list[str], say: Callable[[str], None]) -> None:
             # The first: the program repeats the end of the output in its own words.
             reason = reason or _FAILURE.search(line)
     if running.returncode:
+        if reason and reason[2].startswith("unexpected"):
+            raise PatchsetError(f"the image was not built: {reason[2]}")
         if reason:
             raise _FAULTS[reason[1]](f"the image was not built: {reason[2]}")
         raise EnvironmentFault(f"{words[0]} ended with {running.returncode}: {last}")
