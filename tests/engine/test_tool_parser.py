@@ -17,16 +17,23 @@ from standin.engine import engine_environ
 from engine.support import tree
 from patchset.project import Project
 
-RELEASES = [
-    item.version
-    for item in Project.here().releases.release
-    if Project.here().lock_path(item).is_file()
-    and any("F22" in patch.faults for patch in Project.here().series(item.version).patches)
-]
+PROJECT = Project.here()
+
+
+def cured(fault: str) -> list[str]:
+    """The releases whose series cures `fault`."""
+    return [
+        item.version
+        for item in PROJECT.releases.release
+        if PROJECT.has_series(item.version)
+        and any(fault in patch.faults for patch in PROJECT.series(item.version).patches)
+    ]
+
+
 OFTEN = ("0.16.0",)  # the others with `-m slow`: they have nearly the same parser
 CASES = [
     version if version in OFTEN else pytest.param(version, marks=pytest.mark.slow)
-    for version in RELEASES
+    for version in cured("F22")
 ]
 
 
@@ -65,3 +72,12 @@ def test_stock_loses_them(version: str, engine_python: Path) -> None:
     assert all(stream["wrong"] for stream in found.values() if stream["calls"])
     assert all(stream["reasoning_wrong"] for name, stream in found.items() if "reasoning" in name)
     assert not any(stream["unstreamed_wrong"] for stream in found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", sorted({*cured("F36")} - {*cured("F22")}))
+def test_end_of_reasoning(version: str, engine_python: Path) -> None:
+    """Releases whose tool parser upstream has cured, and not yet this."""
+    found = probe(engine_python, tree(version), "server")
+    assert sum(stream["splits"] for name, stream in found.items() if "reasoning" in name) > 1000
+    assert not any(stream["reasoning_wrong"] for stream in found.values())

@@ -339,6 +339,7 @@ SERVER: dict[str, Any] = {
     "tool_call_id_type": "kimi_k2",
     "use_harmony": False,
     "log_error_stack": False,
+    "system_fingerprint": None,
     "default_chat_template_kwargs": None,
     "response_role": "assistant",
     "request_logger": None,
