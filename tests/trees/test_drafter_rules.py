@@ -53,7 +53,9 @@ def test_the_release_has_the_options_that_the_doctor_names(source: Path) -> None
     """Chat options are declared as fields of a class; their flags are made of the names."""
     place = source / "vllm"
     flags = (place / "engine/arg_utils.py").read_text(encoding="utf-8")
-    chat = (place / "entrypoints/openai/cli_args.py").read_text(encoding="utf-8")
+    # The file moved; it is the one that declares them.
+    files = [path.read_text(encoding="utf-8") for path in (place / "entrypoints").rglob("*.py")]
+    chat = "\n".join(text for text in files if "enable_auto_tool_choice: " in text)
     for option in OPTIONS:
         field = option.removeprefix("--").replace("-", "_")
         assert f'"{option}"' in flags or re.search(rf"^    {field}: ", chat, re.MULTILINE), option
