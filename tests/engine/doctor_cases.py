@@ -37,6 +37,7 @@ LUCKY = {
     "every id one too high": "the release does not read the list, and its default is right here",
     "last id one too high": "the release does not read the list, and its default is right here",
     "no norm": "this drafter's norm is what a missing one is made of",
+    "states not used": "the MLA class of that release does not read the flag",
     "drafter that follows fewer tokens": "this drafter does not look at positions",
 }
 

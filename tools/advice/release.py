@@ -25,7 +25,7 @@ class Meeting:
     """
 
     when: Callable[[Pair], str | None]
-    level: Level
+    level: Level | Callable[[Pair], Level]
     cure: str | None = None
     flags: tuple[tuple[str, str], ...] = ()
     draft: tuple[tuple[str, str | int], ...] = ()
@@ -103,15 +103,19 @@ def _long(pair: Pair) -> str | None:
     return f"{length} tokens are served, the drafter follows {context}"
 
 
+def _loses_theta(pair: Pair) -> bool:
+    """The part of F34 that depends on the configuration: rope_theta without rope_scaling."""
+    fields = pair.drafter.fields
+    scaled = "rope_scaling" in fields or "rope_parameters" in fields
+    return "rope_theta" in fields and not scaled and not pair.rules.since("0.28.0")
+
+
 def _mla_layer(pair: Pair) -> str | None:
-    """F34, as far as a configuration tells: the rest of it is the same for every such drafter."""
-    drafter = pair.drafter
-    if drafter.style != "mla":
+    if pair.drafter.style != "mla":
         return None
-    scaled = "rope_scaling" in drafter.fields or "rope_parameters" in drafter.fields
-    if not scaled and not pair.rules.since("0.28.0"):
-        return f"rope_theta {drafter.fields.values.get('rope_theta')} without rope_scaling"
-    return "the drafter is of the MLA style"
+    if _loses_theta(pair):
+        return f"rope_theta {pair.drafter.fields.values['rope_theta']} without rope_scaling"
+    return "the drafter is of the MLA style; nothing in its configuration is lost"
 
 
 def _unfit(pair: Pair) -> str | None:
@@ -149,7 +153,11 @@ MEETINGS: dict[str, Meeting] = {
         _reasoning, "note", "Do not combine structured output and reasoning with a drafter."
     ),
     "F24": Meeting(_long, "warn", "Serve no more tokens than the drafter follows."),
-    "F34": Meeting(_mla_layer, "warn", "Measure the acceptance length, or use the series."),
+    "F34": Meeting(
+        _mla_layer,
+        lambda pair: "warn" if _loses_theta(pair) else "note",
+        "Measure the acceptance length.",
+    ),
     "F35": Meeting(_unfit, "stop", "Use a checkpoint that is whole."),
     "F36": Meeting(
         _reasoning, "note", 'Have clients that want the whole reasoning ask with "stream": false.'
@@ -192,7 +200,7 @@ def judge(pair: Pair, fault: Fault, meeting: Meeting) -> Check | None:
         )
     return Check(
         f"release.{fault.id}",
-        meeting.level,
+        meeting.level if isinstance(meeting.level, str) else meeting.level(pair),
         what,
         f"{fault.title} ({how})",
         meeting.cure or _newer(fault, rules),
