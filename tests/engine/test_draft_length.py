@@ -39,7 +39,9 @@ def results(
 ) -> dict[str, dict[str, Any]]:
     """Results by drafter style; without a drafter, they are under "none"."""
     served.setting.require("F24")
-    engine = {"model": str(target), "enable_prefix_caching": False, "max_num_batched_tokens": 256}
+    engine: dict[str, Any] = {"model": str(target), "enable_prefix_caching": False}
+    if not served.setting.mla:  # see test_images.py
+        engine["max_num_batched_tokens"] = 256
     jobs = [{"engine": engine, "runs": [{"requests": r} for r in BATCHES.values()]}]
     for style in served.setting.styles:
         shape, option = LIMITS[style]
