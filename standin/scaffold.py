@@ -88,6 +88,15 @@ def install() -> None:
         # and takes minutes in the interpreter.
         topk_topp_sampler.apply_top_k_top_p_triton = topk_topp_sampler.apply_top_k_top_p_pytorch
 
+    if Version("0.23.0") <= release < Version("0.25.0"):
+        # Its CPU version of one kernel does not know an argument that the caller has.
+        from vllm.utils import cpu_triton_utils
+
+        recovered = cpu_triton_utils._sample_recovered_tokens_kernel_impl
+        cpu_triton_utils.sample_recovered_tokens_kernel = cpu_triton_utils._FuncWrapper(
+            lambda *args, USE_FP64_GUMBEL=False, **rest: recovered(*args, **rest)
+        )
+
     if release >= Version("0.22.1"):
         return  # its CPU worker runs EAGLE-3 by itself
 
