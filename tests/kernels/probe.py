@@ -511,17 +511,17 @@ def numbers(
         lses.append(lse)
     merged = merge(outputs, lses) if dcp > 1 else outputs[0]
 
-    error, shifted = 0.0, float("inf")
+    away = torch.zeros(rows, 2, dtype=torch.float64)
     for row in range(rows):
         item = keys[row // query_len].to(torch.float64) * scale
         extent = len(item) - query_len + 1 + row % query_len
         for less in (0, 1):
             seen = item[: extent - less]
             weights = torch.softmax(query[row].double() @ seen.T * (NOPE + ROPE) ** -0.5, dim=-1)
-            away = float((merged[row].double() - weights @ seen[:, :LATENT]).abs().max())
-            error, shifted = (
-                (max(error, away), shifted) if not less else (error, min(shifted, away))
-            )
+            difference = merged[row].double() - weights @ seen[:, :LATENT]
+            away[row, less] = difference.abs().max()
+    # Unlike Python's, these hand a NaN on.
+    error, shifted = float(away[:, 0].max()), float(away[:, 1].min())
     return {"error": error, "shifted": shifted, "rows": rows}
 
 

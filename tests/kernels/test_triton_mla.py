@@ -123,7 +123,8 @@ def test_what_is_captured(
                 assert "max_query_len <= self.reorder_batch_threshold" in before["captured"]["line"]
             else:
                 assert before["captured"] == {"decodes": 4, "prefills": 0}, before
-                assert after == before
+                # F11's cure declares less without a drafter too: the declaration is a constant.
+                assert after == before or fault("F11").affects(version)
             assert after["captured"] == {"decodes": 4, "prefills": 0}, (dcp, drafts, after)
             if fault("F12").affects(version):
                 assert (after["declared"], after["threshold"]) == ("UNIFORM_BATCH", 1 + drafts)
@@ -184,13 +185,15 @@ def shapes() -> list[dict[str, Any]]:
 
 def test_numbers(patched: Kernels, with_series: Answers) -> None:
     """The patched kernels, metadata and merge against softmax attention in float64."""
-    asked = shapes()
+    # More rows a request than the builder takes are verified as a prefill, by other kernels.
+    asked = [
+        question
+        for question in shapes()
+        if question["query_len"]
+        <= with_series["capture", 8 if question["dcp"] > 1 else 1, DRAFTS]["threshold"]
+    ]
+    assert asked
     for question, answer in zip(asked, patched.ask(asked, interpret=True), strict=True):
-        captured = with_series["capture", 8 if question["dcp"] > 1 else 1, DRAFTS]
-        if question["query_len"] > captured["threshold"]:
-            # Verified as a prefill, by other kernels.
-            assert answer == {"prefills": len(question["seq_lens"])}, (question, answer)
-            continue
         assert answer["rows"] == len(question["seq_lens"]) * question["query_len"], answer
         assert answer["error"] < 1e-4, (question, answer)
         # One position more or less would have been seen.
