@@ -113,6 +113,10 @@ def test_an_image_serves_the_stand_in(builder: Builder, tmp_path: Path) -> None:
     made = make_checkpoint(
         python, "standin.constructed:make_constructed_set", drafters={"drafter": {}}
     )
+    # The weights in the cache are for their owner alone, and the image runs as another user.
+    readable = shutil.copytree(made, tmp_path / "made")
+    for path in [readable, *readable.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
     environ = engine_environ(root / SITE)
     wanted = {key: environ[key] for key in environ if os.environ.get(key) != environ[key]}
     wanted |= {
@@ -124,7 +128,7 @@ def test_an_image_serves_the_stand_in(builder: Builder, tmp_path: Path) -> None:
     start += [word for key, value in wanted.items() for word in ("--env", f"{key}={value}")]
     for outside, inside in [
         (ROOT / "standin", "/proof/standin"),
-        (made, "/proof/made"),
+        (readable, "/proof/made"),
     ]:
         start += ["--volume", f"{outside}:{inside}:ro"]
     start += [container, "--", *config["Entrypoint"]]
