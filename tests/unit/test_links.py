@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from patchset import links, operations
-from patchset.errors import IntegrityFault, Refused
+from patchset.errors import IntegrityFault, Refused, UnknownRelease
 from patchset.lock import compute_lock
 from patchset.project import Project
 from patchset.source import open_source
@@ -174,6 +174,27 @@ def test_the_lock_tool_makes_the_links_and_finds_missing_ones(twins: World) -> N
     assert report["linked"] == [f"v{NEXT}/{path.name}" for path in patches_of(twins, NEXT)]
     assert lock("--check")[0] == 0
     assert lock()[1]["result"] == "nothing-to-do"
+
+
+def test_a_checkout_whose_files_are_those_of_two_releases_is_known_by_history(twins: World) -> None:
+    root = twins.tree("checkout")  # of the older one, whose tag it has
+
+    def version() -> str:
+        with open_tree(root) as tree:
+            return operations.inspect(tree, Project(twins.root)).release.version
+
+    assert version() == VERSION
+    with open_tree(root) as tree:
+        operations.apply(tree, Project(twins.root), commit=True)
+    assert version() == VERSION, "on the branch with the patches, too"
+    git(root, "switch", "-q", "main")
+    git(root, "commit", "-q", "--allow-empty", "-m", "the next release")
+    git(root, "tag", f"v{NEXT}")
+    git(root, "commit", "-q", "--allow-empty", "-m", "own work")
+    assert version() == NEXT
+    git(root, "tag", "-d", f"v{VERSION}", f"v{NEXT}")
+    with pytest.raises(UnknownRelease, match=f"is vLLM {VERSION} or {NEXT}; "):
+        version()
 
 
 def test_a_pinned_release_without_a_series_says_so_in_one_sentence(world: World) -> None:

@@ -138,16 +138,18 @@ def release_of(tree: Tree, project: Project, named: str | None = None) -> Releas
     """The pinned release of a tree; ``named`` is what the user says it is.
 
     Read from ``vllm/_version.py`` (parsed, not imported). A checkout may lack that file or carry a
-    development version: then the checksums of the touched files tell, or failing that an exact git
-    tag. Raises :class:`UnknownRelease`, also when the tree is certainly another release.
+    development version: then the checksums of the touched files tell. Where they fit no release,
+    an exact git tag does; where they fit several, the newest one whose tag HEAD is based on.
+    Raises :class:`UnknownRelease`, also when the tree is certainly another release.
     """
     wanted = project.release(named) if named else None
     version = version_of(tree)
     found = _pin(project, version)
+    alike: list[str] = []
     if found is None and tree.kind == "checkout":
-        found = _by_checksums(tree, project)
+        alike = _by_checksums(tree, project)
         try:
-            found = found or _by_tag(tree, project)
+            found = project.release(alike[0]) if len(alike) == 1 else _by_tag(tree, project, alike)
         except EnvironmentFault:
             if wanted is None:
                 raise
@@ -156,7 +158,8 @@ def release_of(tree: Tree, project: Project, named: str | None = None) -> Releas
             versions = project.releases.versions
             known = ", ".join(item for item in versions if project.has_series(item))
             raise UnknownRelease(
-                f"{tree.root}: is vLLM {version or 'of an unknown release'}; there is a series for "
+                f"{tree.root}: is vLLM {version or ' or '.join(alike) or 'of an unknown release'}; "
+                "there is a series for "
                 f"{known}",
                 next_step="If you know the release, say it with --release.",
             )
@@ -222,19 +225,21 @@ def _pin(project: Project, version: str | None) -> Release | None:
     return project.release(parsed.public) if parsed.public in known else None
 
 
-def _by_checksums(tree: Tree, project: Project) -> Release | None:
+def _by_checksums(tree: Tree, project: Project) -> list[str]:
+    """The releases whose touched files these could be; neighbours may have the same ones."""
     seen: dict[str, str | None] = {}
-    found = [version for version, lock in project.locks() if _matches(tree, lock, seen)]
-    return project.release(found[0]) if len(found) == 1 else None
+    return [version for version, lock in project.locks() if _matches(tree, lock, seen)]
 
 
-def _by_tag(tree: Tree, project: Project) -> Release | None:
+def _by_tag(tree: Tree, project: Project, alike: list[str]) -> Release | None:
+    """The release whose tag HEAD has; the last of those ``alike`` whose tag is HEAD's ancestor."""
     import subprocess
 
+    kind = "--merged" if alike else "--points-at"
     step = "Say the release with --release."
     try:
         answer = subprocess.run(
-            ["git", "-C", str(tree.root), "tag", "--points-at", "HEAD"],
+            ["git", "-C", str(tree.root), "tag", kind, "HEAD"],
             capture_output=True,
             text=True,
             errors="replace",
@@ -248,7 +253,10 @@ def _by_tag(tree: Tree, project: Project) -> Release | None:
         ) from fault
     require_trust(tree.root, answer.stderr)
     tags = answer.stdout.split()
-    return next((item for item in project.releases.release if item.tag in tags), None)
+    known = [item for item in project.releases.release if item.tag in tags]
+    if alike:
+        return next((item for item in reversed(known) if item.version in alike), None)
+    return known[0] if known else None
 
 
 def _folder(root: Path, others: tuple[Path, ...] = ()) -> Tree:
