@@ -22,7 +22,7 @@ from advice.together import Pair
 from patchset.faults import Fault
 
 Style = Literal["llama", "mla"]
-Outcome = Literal["error", "collapse", "lower", "right"]
+Outcome = Literal["right", "lower", "collapse", "unloaded", "error"]
 
 TAPS = [2, 4, 5]  # of 8 layers, the default of trainers that count inputs
 WORDS = list(range(40, 200))
@@ -32,6 +32,15 @@ LAYER = {"llama": "midlayer", "mla": "layers.0"}
 SHORT = 24  # positions of a drafter that cannot follow the requests
 # What this comparison does not exercise: images, tool calls and structured output.
 UNTRIED = ("F21", "F22", "F23", "F36")
+# Weights that a stock release leaves as memory happens to be: what they draft is anything.
+UNLOADED = (
+    "no down_proj",
+    "half of a fused weight",
+    "no o_proj",
+    "no fc",
+    "two layers, one there",
+)
+
 # Stopped, and yet it ran, with the reason why that says nothing of other drafters.
 LUCKY = {
     "every id one too high": "the release does not read the list, and its default is right here",
@@ -236,10 +245,11 @@ def job(target: Path, drafter: Path, case: Case) -> dict[str, Any]:
     }
 
 
-def outcome(result: dict[str, Any]) -> tuple[Outcome, str]:
-    """What the engine made of it, and its words or the acceptance length.
+def outcome(name: str, result: dict[str, Any]) -> tuple[Outcome, str]:
+    """What the engine made of the case of that name, and its words or the acceptance length.
 
-    ``right``: every draft of both requests accepted; ``collapse``: below 1.5 tokens a round.
+    ``right``: every draft of both requests accepted; ``collapse``: below 1.5 tokens a round;
+    ``unloaded``: it ran on weights that were never loaded.
     """
     if "error" in result:
         said = " ".join(str(result["error"]["message"]).split())
@@ -250,6 +260,8 @@ def outcome(result: dict[str, Any]) -> tuple[Outcome, str]:
     rounds = drafts or 2 * 16
     length = 1 + sum(run["num_accepted_tokens"] for run in runs) / rounds
     without = any(run["num_drafts"] == 0 for run in runs)
+    if name in UNLOADED:
+        return "unloaded", f"acceptance length {length:.2f}"
     if length < 1.5:
         return "collapse", f"acceptance length {length:.2f}"
     if length < 1 + K or without:

@@ -42,6 +42,7 @@ OUTCOMES: dict[Outcome, str] = {
     "right": "every draft accepted",
     "lower": "fewer accepted",
     "collapse": "none accepted",
+    "unloaded": "runs on unloaded weights",
     "error": "start-up error",
 }
 
@@ -116,7 +117,7 @@ def compared(run: Run, checkpoint: Callable[..., Path]) -> dict[str, Compared]:
     compared = {}
     for i, (name, (_, case)) in enumerate(cases.items()):
         said, checks = verdict(made / "target", made / f"d{i}", case, rules, FAULTS)
-        did, words = outcome(results[name])
+        did, words = outcome(case_of(name), results[name])
         reasons = "; ".join(f"{c.id}: {c.reason}" for c in checks if c.level in ("warn", "stop"))
         compared[name] = Compared(said, did, reasons, words)
     return compared
@@ -177,13 +178,14 @@ def rewritten(page: str, run: Run, compared: dict[str, Compared]) -> str:
 def tables(compared: dict[str, Compared]) -> str:
     """The confusion table, then every case."""
     counts = Counter((SAID[c.said], c.did) for c in compared.values())
+    met = [did for did in OUTCOMES if any(c.did == did for c in compared.values())]
     lines = [
         "",
-        "| the doctor says | " + " | ".join(OUTCOMES.values()) + " |",
-        "|---" * (1 + len(OUTCOMES)) + "|",
+        "| the doctor says | " + " | ".join(OUTCOMES[did] for did in met) + " |",
+        "|---" * (1 + len(met)) + "|",
     ]
     for said in ("go", "warn", "stop"):
-        cells = [str(counts[said, did] or "–") for did in OUTCOMES]
+        cells = [str(counts[said, did] or "–") for did in met]
         lines.append(f"| {said} | " + " | ".join(cells) + " |")
     lines += ["", "| pair or configuration | Llama style | MLA style |", "|---|---|---|"]
     names = dict.fromkeys(map(case_of, compared))
