@@ -97,12 +97,16 @@ def install() -> None:
             lambda *args, USE_FP64_GUMBEL=False, **rest: recovered(*args, **rest)
         )
 
+    # The CPU runners of 0.19 to 0.30 put C++ kernels in the place of Triton's, one of which 0.23.0
+    # calls with an argument that it does not take. Triton's own run in the interpreter.
+    runner: Any = cpu_model_runner.CPUModelRunner
+    runner._postprocess_triton = lambda self: None
+
     if release >= Version("0.22.1"):
         return  # its CPU worker runs EAGLE-3 by itself
 
     # Up to 0.19 the CPU runner's load_model loads the target only: no drafter. Up to 0.22.0 it does
     # not ask the target for auxiliary hidden states.
-    runner: Any = cpu_model_runner.CPUModelRunner
     runner.load_model = GPUModelRunner.load_model
 
     # The GPU runner's load_model reports the memory that the weights took; nobody counts it here.
