@@ -135,6 +135,11 @@ def test_the_tables_of_this_repository_are_up_to_date() -> None:
         assert (ROOT / name).read_text(encoding="utf-8") == text, "run: make table"
 
 
+def test_every_fault_of_every_release_was_looked_at() -> None:
+    cells = {(v, f.id): FACTS.cell(f, v).state for v in FACTS.versions for f in FACTS.faults}
+    assert [place for place, state in cells.items() if state == "open"] == []
+
+
 def test_only_the_generated_part_of_the_readme_is_replaced(small: Matrix) -> None:
     readme = small.project.root / "README.md"
     readme.write_text("no marks")
