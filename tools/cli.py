@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 # Until there is something to tidy up, Ctrl-C just ends the process: no traceback of an import. If
@@ -17,6 +18,15 @@ from typing import TYPE_CHECKING
 _handler = signal.getsignal(signal.SIGINT)
 if _handler is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+if _missing := [name for name in ("click", "msgspec") if find_spec(name) is None]:
+    # Started by another Python than that of the tools' environment.
+    print(
+        f"failed: {sys.executable} has no {_missing[0]}. Run the command with "
+        "$(python3 tools/bootstrap.py env requirements/tools.txt)",
+        file=sys.stderr,
+    )
+    sys.exit(5)
 
 import click as click  # noqa: E402 - the commands take it from here, so that it comes after that
 
@@ -156,9 +166,14 @@ def _print_fault(name: str, fault: PatchsetError, as_json: bool) -> None:
 
         _print_json(error_report(name, fault))
         return
+    from patchset.report import harmless
+
     step = f" {fault.next_step}" if fault.next_step else ""
     end = "" if fault.message.endswith((".", "!", "?")) else "."
-    say(f"{_FAILED.get(fault.exit_code, 'failed')}: {fault.message}{end}{step}", error=True)
+    say(
+        f"{_FAILED.get(fault.exit_code, 'failed')}: {harmless(fault.message)}{end}{step}",
+        error=True,
+    )
 
 
 def _print_failure(name: str, message: str, code: int, kind: str, as_json: bool) -> None:

@@ -104,6 +104,8 @@ def doctor(
             if target or drafter or env or fix:
                 raise UsageFault("--log is read alone")
             return _log_report(log)
+        if gpu_memory_utilization != gpu_memory_utilization:  # click's range lets NaN through
+            raise UsageFault("--gpu-memory-utilization is a number above 0 and at most 1")
         if target is None or drafter is None:
             raise UsageFault("--target and --drafter have to be given")
         if env is not None and stock:
@@ -200,7 +202,7 @@ def _log_report(path: Path) -> Report:
     level: Level = "stop" if cause and cause.fatal else "warn" if cause or error else "pass"
     return LogReport(
         schema=schema("doctor-log"),
-        result="stop" if level == "stop" else "warned" if level == "warn" else "go",
+        result="stop" if level == "stop" else "state",
         exit_code=EXIT_CODES[level],
         message=message,
         log=str(path),

@@ -21,6 +21,7 @@ from advice.target import read_target
 from advice.together import Pair
 from patchset.errors import UsageFault
 from patchset.faults import load_faults
+from patchset.report import harmless
 from unit.doctor_files import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -313,3 +314,17 @@ def test_what_does_not_fit_is_a_stop_and_says_by_how_much(pairs: dict[str, Pair]
     assert level_of(memory_checks(few, FAULTS), "memory.weights") == "stop"
     staged = asked(pairs["mla"], "0.33.0", gpus="8xH200", tp=4, pp=2, max_model_len=65536)
     assert level_of(memory_checks(staged, FAULTS), "memory.context") == "pass"
+
+
+def test_values_that_no_release_takes_are_not_passed(pairs: dict[str, Pair]) -> None:
+    for gpus in (None, "8xB200"):
+        wrong: dict[str, Any] = {"kv_cache_dtype": "FP8", "draft_attention_backend": "BOGUS"}
+        checks = card_checks(asked(pairs["mla"], "0.33.0", gpus=gpus, **wrong), FAULTS)
+        warned = [check.id for check in checks if check.level == "warn"]
+        assert warned[:2] == ["card.cache-type", "card.backend"]
+    other = asked(pairs["mla"], "0.33.0", gpus=None, attention_backend="BOGUS")
+    assert by_id(card_checks(other, FAULTS))["card.backend"].level == "warn"
+
+
+def test_names_from_files_send_nothing_to_the_terminal() -> None:
+    assert harmless("a\x1b[31mb\u202ec\n") == "a\\x1b[31mb\\u202ec\n"

@@ -17,7 +17,7 @@ from advice.rules import Rules
 from advice.setup import Setup
 from advice.target import read_target
 from advice.together import Pair
-from patchset.errors import Refused, UsageFault
+from patchset.errors import IntegrityFault, Refused, UsageFault
 from unit.doctor_files import (
     HIDDEN,
     LAYERS,
@@ -391,3 +391,36 @@ def test_the_target_lends_what_is_missing(tmp_path: Path) -> None:
     tensors = next(c for c in judge(tmp_path) if c.id == "pair.tensors")
     assert "embed_tokens and lm_head from the target" in tensors.reason
     assert LAYERS == 8  # what the ids above are for
+
+
+@pytest.mark.parametrize(
+    ("check", "level", "changes"),
+    [
+        ("pair.activation", "stop", {"hidden_act": "gelu"}),
+        ("pair.tensors", "stop", {"mlp_bias": True}),
+        ("pair.quantization", "warn", {"quantization_config": {"quant_method": "fp8"}}),
+    ],
+)
+def test_what_only_the_configuration_asks_for(
+    tmp_path: Path, check: str, level: str, changes: dict[str, Any]
+) -> None:
+    found = {item.id: item.level for item in judge(tmp_path, **changes)}
+    assert found[check] == level
+
+
+def test_nested_ids_that_are_no_list(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {IDS: [2, 4, 5], "eagle_config": {IDS: 5}}
+    checks = judge(tmp_path, **changes)
+    assert any("(5 in eagle_config)" in check.reason for check in checks)
+
+
+@pytest.mark.parametrize("layers", [1001, 1 << 39])
+def test_a_number_of_layers_that_no_model_has(tmp_path: Path, layers: int) -> None:
+    with pytest.raises(IntegrityFault, match="at most 1000"):
+        judge(tmp_path, num_hidden_layers=layers)
+
+
+@pytest.mark.parametrize("factor", [0, -2])
+def test_a_scaling_that_leaves_no_positions(tmp_path: Path, factor: int) -> None:
+    with pytest.raises(IntegrityFault, match="has to be above 0"):
+        judge(tmp_path, rope_scaling={"rope_type": "linear", "factor": factor})

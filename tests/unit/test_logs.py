@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+import subprocess
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -213,3 +216,28 @@ def test_a_huge_log_is_read_at_both_ends(tmp_path: Path) -> None:
     text = read_log(path)
     assert len(text) == LIMIT + 1
     assert (text[:10], text[-6:]) == (sample_of(BY_ID["F03"])[:10], "\nlast\n")
+
+
+def test_a_compressed_log_is_no_log(tmp_path: Path) -> None:
+    (tmp_path / "log.gz").write_bytes(gzip.compress(sample_of(BY_ID["F03"]).encode() * 99))
+    with pytest.raises(UsageFault, match="not a text file"):
+        read_log(tmp_path / "log.gz")
+
+
+def test_a_log_of_two_runs_shows_the_faults_of_both() -> None:
+    lines = [*crash(BY_ID["F12"], "0.33.0"), *crash(BY_ID["F03"], "0.16.0")]
+    found = [item.fault.id for item in diagnose("\n".join(lines), FAULTS).findings]
+    assert found == ["F12", "F03"]
+
+
+def test_a_log_on_standard_input() -> None:
+    tool = Path(__file__).resolve().parents[2] / "tools" / "doctor.py"
+    answer = subprocess.run(
+        [sys.executable, str(tool), "--log", "-"],
+        input="\n".join(crash(BY_ID["F03"], "0.16.0")),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 11
+    assert "stop: the first cause is F03 in line 7" in answer.stdout

@@ -92,11 +92,53 @@ def chosen(pair: Pair, cards: Cards) -> Backend | None:
 
 def card_checks(pair: Pair, faults: Sequence[Fault]) -> list[Check]:
     """Everything that depends on the cards but memory; empty without ``--gpus``."""
+    told = list(_spelling(pair))
     if pair.setup.gpus is None:
-        return []
+        return told
     cards = read_cards(pair.setup.gpus)
     judged = _Judged(pair, cards, {fault.id: fault for fault in faults})
-    return [*_number(pair, cards), *judged.backend(), *judged.faults()]
+    return [*told, *_number(pair, cards), *judged.backend(), *judged.faults()]
+
+
+# Types of the KV cache that a release may have besides FP8 (CacheDType), and backends that serve a
+# Llama-style drafter (platforms/cuda.py).
+_CACHE_TYPES = (
+    "auto",
+    "bfloat16",
+    "float16",
+    "fp8",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "fp8_inc",
+    "fp8_ds_mla",
+)
+_DRAFT_BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION")
+
+
+def _spelling(pair: Pair) -> Iterator[Check]:
+    """Values of options that no release is known to take; vLLM refuses them at once."""
+    setup = pair.setup
+    known = {*_DRAFT_BACKENDS, *_BY_NAME}
+    if setup.kv_cache_dtype is not None and setup.kv_cache_dtype not in _CACHE_TYPES:
+        yield Check(
+            "card.cache-type",
+            "warn",
+            "KV cache",
+            f"--kv-cache-dtype {setup.kv_cache_dtype!r} is no type that is known here",
+            f"Known are {', '.join(_CACHE_TYPES)}, in small letters.",
+        )
+    for option, name in (
+        ("--attention-backend", setup.attention_backend if setup.gpus is None else None),
+        ("--draft-attention-backend", setup.draft_attention_backend),
+    ):
+        if name is not None and name.upper() not in known:
+            yield Check(
+                "card.backend",
+                "warn",
+                "attention backend",
+                f"{option} {name} is none that is known here",
+                f"Known are {', '.join(sorted(known))}.",
+            )
 
 
 def _number(pair: Pair, cards: Cards) -> Iterator[Check]:
@@ -241,12 +283,15 @@ class _Judged:
             return
         healed = next((s.healed for s in known.affected if s.covers(rules.version)), None)
         later = f"vLLM {healed} is without it." if healed else None
+        note = known.note(rules.version)
+        if not rules.patches and not note:  # in faults.toml, one without a note has a patch
+            cure = f"{cure or later or ''} The series cures it.".strip()
         yield Check(
             f"card.{fault}",
             level,
             what,
             f"{known.title} ({how})",
-            cure or later or known.note(rules.version),
+            cure or later or note,
             fault,
             flags,
             draft,

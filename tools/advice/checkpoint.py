@@ -334,11 +334,12 @@ def _raw_header(source: Source, name: str, size: int) -> tuple[int, dict[str, di
                     "the data"
                 )
             reached = end
+        stop = 8 + length + reached
     except (KeyError, TypeError, ValueError) as fault:
         raise IntegrityFault(f"{where}: the header has an entry of no sense") from fault
-    if 8 + length + reached != size:
+    if stop != size:
         raise IntegrityFault(
-            f"{where}: has {size} bytes, but its tensors end at byte {8 + length + reached}",
+            f"{where}: has {size} bytes, but its tensors end at byte {stop}",
             next_step="Download that file again.",
         )
     return 8 + length, header

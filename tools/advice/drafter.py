@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from advice.checkpoint import Checkpoint, Tensor
-from advice.fields import Fields, context_length
+from advice.fields import LAYERS, Fields, context_length
 from advice.target import Latent, quantization_of, read_latent
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -131,7 +131,7 @@ def read_drafter(checkpoint: Checkpoint) -> Drafter:
         style=_style(architecture, model_type, fields),
         hidden_size=hidden,
         target_hidden=fields.number("target_hidden_size") or hidden,
-        layers=fields.size("num_hidden_layers"),
+        layers=fields.size("num_hidden_layers", most=LAYERS),
         heads=heads,
         kv_heads=fields.number("num_key_value_heads") or heads,
         intermediate_size=fields.size("intermediate_size"),

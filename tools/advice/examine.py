@@ -110,7 +110,17 @@ def target_checks(target: Target) -> list[Check]:
     what = "target"
     checks = []
     kind = f"{target.architecture or 'no architecture'}, {target.layers} layers"
-    if target.is_kimi or target.text_model_type in ("kimi_k2", "deepseek_v3", "deepseek_v2"):
+    if not target.architecture:
+        checks.append(
+            Check(
+                "target.kind",
+                "stop",
+                what,
+                "config.json names no architectures, so vLLM does not know what to build",
+                "Complete the target's config.json.",
+            )
+        )
+    elif target.is_kimi or target.text_model_type in ("kimi_k2", "deepseek_v3", "deepseek_v2"):
         checks.append(Check("target.kind", "pass", what, kind))
     else:
         checks.append(

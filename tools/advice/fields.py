@@ -10,6 +10,8 @@ from patchset.errors import IntegrityFault
 
 # Beyond every size in a model's configuration, and still exact in all arithmetic here.
 _LARGEST = 1 << 40
+# No model here has as many layers; what is done for each of them stays quick.
+LAYERS = 1000
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,12 @@ class Fields:
             raise self._wrong(key, "a whole number")
         return found
 
-    def size(self, key: str) -> int:
-        """A whole number above 0 that has to be there."""
+    def size(self, key: str, most: int = _LARGEST) -> int:
+        """A whole number above 0, and of at most ``most``, that has to be there."""
         found = self.number(key)
-        if not found:
-            raise self._wrong(key, "a whole number above 0")
+        if not found or found > most:
+            upper = f" and at most {most}" if most < _LARGEST else ""
+            raise self._wrong(key, f"a whole number above 0{upper}")
         return found
 
     def real(self, key: str) -> float | None:
@@ -110,6 +113,8 @@ def context_length(fields: Fields) -> int | None:
     rope = fields.part("rope_parameters" if "rope_parameters" in fields else "rope_scaling")
     kind = rope.text("rope_type") or rope.text("type")
     factor = rope.real("factor")
+    if factor is not None and factor <= 0:
+        raise IntegrityFault(f"{rope.where}: the factor of its RoPE scaling has to be above 0")
     if length is None or factor is None or kind in ("su", "longrope", "llama3"):
         return length
     if kind == "yarn" or kind == "deepseek_yarn":

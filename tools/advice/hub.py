@@ -60,7 +60,9 @@ class Hub:
             raise EnvironmentFault(
                 f"{self.name}: is no folder here, and reading it from the hub needs the package "
                 "huggingface_hub",
-                next_step="pip install huggingface_hub, or name a local folder.",
+                next_step="Name a local folder, or install it once: "
+                "$(python3 tools/bootstrap.py env requirements/tools.txt) -m pip install "
+                "huggingface_hub",
             ) from fault
         return HfFileSystem()
 

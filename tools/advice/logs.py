@@ -109,20 +109,20 @@ def read_log(path: Path) -> str:
     Raises :class:`EnvironmentFault` if it cannot be read, :class:`UsageFault` if it is no text.
     """
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(0)
-            if size <= LIMIT:
-                data = file.read(LIMIT)
-            else:
-                data = file.read(LIMIT // 2)
-                file.seek(-LIMIT // 2, 2)
-                data += b"\n" + file.read(LIMIT // 2)
+        with open(0 if str(path) == "-" else path, "rb", closefd=str(path) != "-") as file:
+            data = file.read(LIMIT + 1)
+            if len(data) > LIMIT:
+                data = data[: LIMIT // 2]
+                end = b""
+                while more := file.read(LIMIT):  # what cannot be read from its end, in turn
+                    end = (end + more)[-LIMIT // 2 :]
+                data += b"\n" + end
     except OSError as fault:
         raise EnvironmentFault(f"{path}: cannot be read: {fault.strerror or fault}") from fault
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return data.decode("utf-16", "replace")
-    if data[:4096].count(0) > 64:
+    packed = data.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"BZh", b"\xfd7zXZ"))
+    if packed or data[:4096].count(0) > 8:
         raise UsageFault(
             f"{path}: is not a text file", next_step="Give the log itself, unpacked if compressed."
         )
@@ -181,7 +181,8 @@ def diagnose(text: str, faults: Sequence[Fault]) -> Diagnosis:
     lines = split_log(text)
     versions = [found for line in lines if (found := _RELEASE.search(line.text))]
     release = versions[0]["release"] if versions else None
-    known = [fault for fault in faults if release is None or fault.affects(release)]
+    named = {found["release"] for found in versions}  # several runs may be in one file
+    known = [fault for fault in faults if not named or any(map(fault.affects, named))]
     whole = _Searchable([(line, line.text) for line in lines])
     joined = _Searchable(_joined(lines))
     findings = []

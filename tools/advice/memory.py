@@ -260,8 +260,10 @@ def _fits(pair: Pair, found: Budget) -> Check:
     if held < length:
         level = "stop" if held < (1 - DOUBT) * length else "warn"
         fp8 = not wants_fp8(pair) and possible(pair.rules.version, found.cards.card.major, True)
-        others = "an FP8 KV cache or --dcp" if fp8 else "--dcp"
-        cure = f"Serve at most --max-model-len {_round_down(held)}, or use {others}."
+        others = ["an FP8 KV cache"] if fp8 else []
+        others += ["--dcp"] if pair.drafter.latent is not None else []
+        cure = f"Serve at most --max-model-len {_round_down(held)}"
+        cure += f", or use {' or '.join(others)}." if others else "."
         flags = (("--max-model-len", str(_round_down(held))),)
     elif held < (1 + DOUBT) * length:
         level, cure = "warn", "This is within what the estimate can be wrong; expect a refusal."

@@ -63,6 +63,14 @@ def _kind(pair: Pair) -> Iterator[Check]:
             fault,
         )
         return
+    if (act := drafter.fields.text("hidden_act")) not in (None, "silu"):
+        yield Check(
+            "pair.activation",
+            "stop",
+            what,
+            f"hidden_act {act!r}: vLLM's drafters have silu only",
+            "Use a drafter with silu, or correct its config.json if that is a mistake.",
+        )
     if drafter.style == "mla" and drafter.model_type not in ("kimi_k2", "deepseek_v2"):
         yield Check(
             "pair.model-type",
@@ -222,7 +230,7 @@ def _ids(pair: Pair) -> Iterator[Check]:
     both = drafter.top_ids and drafter.nested_ids and drafter.top_ids != drafter.nested_ids
     if both and level == "pass" and not _agree(drafter):
         level, cure = "warn", "Ask which of the two lists the drafter was trained with."
-    told = f" ({listed(tuple(drafter.nested_ids))} in eagle_config)" if both else ""
+    told = f" ({str(drafter.nested_ids)[:80]} in eagle_config)" if both else ""
     yield Check(
         "pair.ids",
         level,

@@ -84,7 +84,9 @@ def _words(pair: Pair, others: dict[str, str]) -> list[str]:
     }
     if setup.draft_attention_backend:
         draft["attention_backend"] = setup.draft_attention_backend
-    words = ["vllm", "serve", target.name]
+    # A folder of that name must not be taken for an option.
+    name = f"./{target.name}" if target.name.startswith("-") else target.name
+    words = ["vllm", "serve", name]
     for name, text in options.items():
         words += [name, text] if text else [name]
     return [*words, "--speculative-config", json.dumps(draft)]

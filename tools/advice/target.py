@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from advice.checkpoint import Checkpoint, Group
-from advice.fields import Fields, context_length
+from advice.fields import LAYERS, Fields, context_length
 
 # Names under which configurations keep the id that stands for image content in a prompt.
 IMAGE_TOKEN_KEYS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
@@ -99,7 +99,7 @@ def read_target(checkpoint: Checkpoint) -> Target:
         model_type=fields.text("model_type") or "",
         text_model_type=text.text("model_type") or "",
         hidden_size=text.size("hidden_size"),
-        layers=text.size("num_hidden_layers"),
+        layers=text.size("num_hidden_layers", most=LAYERS),
         heads=heads,
         kv_heads=text.number("num_key_value_heads") or heads,
         vocab_size=text.size("vocab_size"),

@@ -155,6 +155,9 @@ def expected_shapes(pair: Pair, states: int) -> dict[str, tuple[int, ...]]:
                 found[f"{attention}.q_norm.weight"] = (size,)
                 found[f"{attention}.k_norm.weight"] = (size,)
         inner = drafter.intermediate_size
+        if drafter.style == "llama" and drafter.fields.flag("mlp_bias"):
+            sizes = (("gate", inner), ("up", inner), ("down", hidden))
+            found |= {f"{place}.mlp.{name}_proj.bias": (rows,) for name, rows in sizes}
         found[f"{place}.mlp.gate_proj.weight"] = (inner, hidden)
         found[f"{place}.mlp.up_proj.weight"] = (inner, hidden)
         found[f"{place}.mlp.down_proj.weight"] = (hidden, inner)
@@ -162,6 +165,9 @@ def expected_shapes(pair: Pair, states: int) -> dict[str, tuple[int, ...]]:
     if drafter.draft_vocab_size != drafter.vocab_size:
         found["lm_head.weight"] = (drafter.draft_vocab_size, hidden)
     return found
+
+
+_PACKED = re.compile(r"\.(weight|weight_packed|qweight)$")
 
 
 def _tensors(pair: Pair) -> Iterator[Check]:
@@ -186,7 +192,8 @@ def _tensors(pair: Pair) -> Iterator[Check]:
     }
     known = {**lent, **wanted}
     modules = {name.rpartition(".")[0] for name in known}
-    present = {name.rpartition(".")[0] for name in loaded}
+    # A quantized module has its weight under another name, or in several parts.
+    present = {name.rpartition(".")[0] for name in loaded if _PACKED.search(name)}
 
     def there(name: str) -> bool:
         return name in loaded or bool(drafter.quantization and name.rpartition(".")[0] in present)
@@ -388,7 +395,7 @@ def _quantization(pair: Pair) -> Iterator[Check]:
         return
     yield Check(
         "pair.quantization",
-        "note",
+        "warn",
         what,
         f"the drafter is quantized ({drafter.quantization}) by itself: that its tensors are there "
         "was judged, not what is in them",

@@ -346,7 +346,7 @@ class DoctorReport(Report, frozen=True):
         from rich.text import Text
 
         colours = {"stop": "bold red", "warn": "yellow", "note": "cyan", "pass": "green"}
-        table = Table(title=f"{self.target} with {self.drafter}")
+        table = Table(title=Text(harmless(f"{self.target} with {self.drafter}")))
         table.add_column("")
         table.add_column("about")
         table.add_column("found", overflow="fold", ratio=3)
@@ -356,7 +356,8 @@ class DoctorReport(Report, frozen=True):
         for check in sorted(rest, key=lambda check: list(colours).index(check.level)):
             level = Text(check.level, style=colours[check.level])
             # Not as markup: a name may hold brackets.
-            table.add_row(level, *map(Text, (check.what, check.reason, check.cure or "")))
+            words = (check.what, check.reason, check.cure or "")
+            table.add_row(level, *(Text(harmless(word)) for word in words))
         if cured:
             told = ", ".join(str(check.fault) for check in cured)
             told = f"met in the stock release and cured by the series: {told}"
@@ -386,7 +387,8 @@ class FindingReport(Strict, frozen=True):
 
 
 class LogReport(Report, frozen=True):
-    """``tools/doctor.py --log``: ``result`` is ``stop`` when an error line shows a known fault.
+    """``tools/doctor.py --log``: ``result`` is ``stop`` when an error line shows a known fault,
+    else ``state``.
 
     ``findings`` are in the order of the log; ``error`` is its first error, known or not.
     """
@@ -409,6 +411,11 @@ class LogReport(Report, frozen=True):
             lines += [f"line {self.error_line}: the first error, of no known fault:"]
             lines += [f"  {(self.error or '')[:300]}"]
         return lines
+
+
+def harmless(text: str) -> str:
+    """Text of somebody else's file for a terminal: its control characters shown, not sent."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def shell_lines(words: list[str]) -> list[str]:
