@@ -142,7 +142,7 @@ def _report(found: Examination, arithmetic: bool) -> Report:
     message = f"{rules.name}: {told}"
     if verdict == "stop":
         if found.command:
-            message += "; not as asked, but as the command above has it"
+            message += "; your options will not work, those of the command above should"
     elif found.command:
         message += "; measure the acceptance length of what the command above serves"
     memory = []
