@@ -398,6 +398,8 @@ def test_the_target_lends_what_is_missing(tmp_path: Path) -> None:
     [
         ("pair.activation", "stop", {"hidden_act": "gelu"}),
         ("pair.tensors", "stop", {"mlp_bias": True}),
+        ("pair.tensors", "stop", {"attention_bias": True}),
+        ("pair.model-type", "stop", {"model_type": ""}),
         ("pair.quantization", "warn", {"quantization_config": {"quant_method": "fp8"}}),
     ],
 )

@@ -63,6 +63,15 @@ def _kind(pair: Pair) -> Iterator[Check]:
             fault,
         )
         return
+    if not drafter.model_type:
+        yield Check(
+            "pair.model-type",
+            "stop",
+            what,
+            "config.json names no model_type, without which transformers reads no configuration",
+            'Published drafters have "llama" or "kimi_k2".',
+        )
+        return
     if (act := drafter.fields.text("hidden_act")) not in (None, "silu"):
         yield Check(
             "pair.activation",

@@ -151,6 +151,11 @@ def expected_shapes(pair: Pair, states: int) -> dict[str, tuple[int, ...]]:
             found[f"{attention}.k_proj.weight"] = (drafter.kv_heads * size, inputs)
             found[f"{attention}.v_proj.weight"] = (drafter.kv_heads * size, inputs)
             found[f"{attention}.o_proj.weight"] = (hidden, heads * size)
+            if drafter.style == "llama" and drafter.fields.flag("attention_bias"):
+                found[f"{attention}.o_proj.bias"] = (hidden,)
+                if pair.rules.since("0.16.0"):
+                    counts = (("q", heads), ("k", drafter.kv_heads), ("v", drafter.kv_heads))
+                    found |= {f"{attention}.{name}_proj.bias": (n * size,) for name, n in counts}
             if drafter.model_type == "qwen3":
                 found[f"{attention}.q_norm.weight"] = (size,)
                 found[f"{attention}.k_norm.weight"] = (size,)
