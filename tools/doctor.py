@@ -215,7 +215,7 @@ def _log_report(path: Path) -> Report:
                 line=item.line,
                 text=item.text,
                 fatal=item.fatal,
-                cure=cure_of(item.fault, found, project),
+                cure=cure_of(item, project),
             )
             for item in found.findings
         ],

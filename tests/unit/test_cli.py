@@ -337,3 +337,14 @@ def test_carrying_a_series_stops_and_resumes(world: World) -> None:
         item.write_bytes(alpha.read_bytes() + b"more = 1\nend = 1\n")
     assert last(run(world, *words)) == f"done and verified: 3 patches of {VERSION} carried to 9.9.1"
     assert "exists already" in run(world, *words, code=3)
+
+
+def test_a_python_without_our_packages_is_told_which_to_take() -> None:
+    tool = Path(__file__).resolve().parents[2] / "tools" / "apply.py"
+    answer = subprocess.run(
+        [sys.executable, "-S", str(tool), "--help"], capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 5
+    assert "has no click" in answer.stderr
+    assert "tools/bootstrap.py env requirements/tools.txt" in answer.stderr
+    assert "Traceback" not in answer.stderr

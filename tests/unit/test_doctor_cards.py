@@ -216,6 +216,13 @@ def test_a_fault_is_met_where_it_is_and_only_there(
         assert fault == "F13" or level_of(elsewhere, name) is None
 
 
+def test_f09_is_of_cards_with_little_shared_memory(pairs: dict[str, Pair]) -> None:
+    options = {"kv_cache_dtype": "fp8", "attention_backend": "TRITON_MLA"}
+    for gpus, level in (("8xB200", None), ("8xRTX-PRO-6000", "stop")):
+        found = card_checks(asked(pairs["mla"], "0.33.0", gpus=gpus, **options), FAULTS)
+        assert level_of(found, "card.F09") == level
+
+
 def test_a_llama_drafter_beside_cutlass_needs_a_backend_of_its_own(pairs: dict[str, Pair]) -> None:
     options = {"gpus": "8xB200", "attention_backend": "CUTLASS_MLA"}
     found = by_id(card_checks(asked(pairs["llama"], "0.28.0", **options), FAULTS))

@@ -227,3 +227,18 @@ def test_environments(
     seen = look_at(tree, world.project, None)
     assert [(c.id, c.level) for c in seen.checks] == [("environment.state", "stop")]
     assert touched in seen.checks[0].reason
+
+
+def test_a_share_of_memory_that_is_no_number(run_doctor: Doctor, pair: tuple[object, ...]) -> None:
+    words = (*pair, "--release", "0.33.0", "--gpu-memory-utilization", "nan")
+    assert "above 0 and at most 1" in run_doctor(*words, code=2)
+
+
+def test_a_folder_is_not_taken_for_an_option(
+    run_doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_target(tmp_path / "-t")
+    make_drafter(tmp_path / "d", **NAMED)
+    words = ("--target", "-t", "--drafter", "d", "--release", "0.33.0", "--tp", 2)
+    assert run_doctor.json(*words, code=0)["command"][:3] == ["vllm", "serve", "./-t"]

@@ -426,3 +426,14 @@ def test_a_number_of_layers_that_no_model_has(tmp_path: Path, layers: int) -> No
 def test_a_scaling_that_leaves_no_positions(tmp_path: Path, factor: int) -> None:
     with pytest.raises(IntegrityFault, match="has to be above 0"):
         judge(tmp_path, rope_scaling={"rope_type": "linear", "factor": factor})
+
+
+def test_a_quantized_module_has_to_have_a_weight(tmp_path: Path) -> None:
+    """Whatever else stands in its place is no weight."""
+    quantized: dict[str, Any] = {"quantization_config": {"quant_method": "fp8"}}
+    for name, level in (("weight_packed", None), ("junk", "stop")):
+        entry = (f"midlayer.mlp.up_proj.{name}", "U8", (1,))
+        folder = tmp_path / name
+        without = ["midlayer.mlp.up_proj"]
+        checks = judge(folder, without=without, extra=[entry], **quantized)
+        assert bad(checks).get("pair.tensors") == level

@@ -211,3 +211,37 @@ def test_a_pinned_release_without_a_series_says_so_in_one_sentence(world: World)
         for act in (operations.apply, operations.inspect, operations.check, operations.reverse):
             with pytest.raises(Refused, match=words):
                 act(tree, project)
+
+
+def overlay_link(world: World, text: str) -> Project:
+    folder = world.root / "overlay" / f"v{NEXT}"
+    shutil.rmtree(folder)
+    folder.symlink_to(text)
+    return Project(world.root)
+
+
+def test_an_overlay_may_be_that_of_another_release(twins: World, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    before = Project(twins.root).series(NEXT)
+    after = overlay_link(twins, f"v{VERSION}").series(NEXT)
+    assert (after.digest, after.overlay) == (before.digest, before.overlay)
+    subprocess.run(["cp", "-r", f"{twins.root}/overlay/v{NEXT}/.", str(out)], check=True)
+    copied = {path: content for path, content in read_tree(out).items() if content}
+    assert copied == {item.path: item.content for item in before.overlay}
+
+
+@pytest.mark.parametrize(
+    "text", ["/etc", "../patches", "v1.2.3", ".", f"v{NEXT}", f"../overlay/v{VERSION}"]
+)
+def test_an_overlay_that_is_any_other_link_is_refused(twins: World, text: str) -> None:
+    with pytest.raises(IntegrityFault, match="is a link to"):
+        overlay_link(twins, text).series(NEXT)
+
+
+def test_an_overlay_unpacked_without_links_says_so(twins: World) -> None:
+    folder = twins.root / "overlay" / f"v{NEXT}"
+    shutil.rmtree(folder)
+    folder.write_text(f"v{VERSION}")
+    with pytest.raises(IntegrityFault, match="without its symbolic link"):
+        Project(twins.root).series(NEXT)

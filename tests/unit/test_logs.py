@@ -55,7 +55,7 @@ def crash(fault: Fault, version: str) -> list[str]:
 
 
 def coloured(lines: list[str]) -> str:
-    return "\n".join(re.sub(r"^(\([^)]*\))", "\x1b[0;36m\\1\x1b[0;0m", line) for line in lines)
+    return "\n".join(re.sub(r"(\w+)", "\x1b[0;36m\\1\x1b[0;0m", line) for line in lines)
 
 
 def wrapped_at_a_column(lines: list[str]) -> str:
@@ -151,6 +151,19 @@ def test_an_unknown_error_is_given_with_its_line_and_not_the_second_hand_one() -
     assert (found.error.number, found.error.text) == (7, "[core.py:936] OSError: no such host")
 
 
+def test_the_second_hand_error_may_come_first() -> None:
+    lines = [*crash(BY_ID["F03"], "0.16.0")[-2:], "OSError: no such host"]
+    error = diagnose("\n".join(lines), FAULTS).error
+    assert error is not None
+    assert error.text == "OSError: no such host"
+
+
+def test_a_warning_before_the_error_hides_nothing() -> None:
+    text = BY_ID["F26"].symptom
+    found = diagnose(f"WARNING 11-29 18:00:01 [ca.py:1] {text}\nValueError: {text}", FAULTS)
+    assert [(item.line, item.fatal) for item in found.findings] == [(2, True)]
+
+
 def test_a_patched_release_is_told() -> None:
     found = diagnose(
         "INFO 11-29 18:00:00 [a.py:1] vLLM API server version 0.16.0+kimi.eagle3.1", ()
@@ -164,7 +177,7 @@ def test_the_log_of_a_stock_server() -> None:
     found = diagnose(text, FAULTS)
     assert found.cause is not None
     assert (found.release, found.cause.fault.id, found.cause.line) == ("0.16.0", "F03", 61)
-    told = cure_of(found.cause.fault, found, Project.here())
+    told = cure_of(found.cause, Project.here())
     assert "Patch 0001" in told
     assert "make wheel RELEASE=0.16.0" in told
     assert "0.18.0 is without it" in told
@@ -172,9 +185,10 @@ def test_the_log_of_a_stock_server() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda item: item.id)
 def test_every_fault_has_something_to_do(fault: Fault) -> None:
-    for version in ("0.16.0+kimi.eagle3.1", release_of(fault), "9.9.9"):
-        log = "\n".join(crash(fault, version))
-        told = cure_of(fault, diagnose(log, FAULTS), Project.here())
+    first = release_of(fault)
+    for version in (first, f"{first}+kimi.eagle3.1"):
+        found = diagnose("\n".join(crash(fault, version)), FAULTS).findings
+        told = cure_of(next(item for item in found if item.fault is fault), Project.here())
         assert told.endswith(".")
         assert len(told) > 20
 
@@ -226,8 +240,15 @@ def test_a_compressed_log_is_no_log(tmp_path: Path) -> None:
 
 def test_a_log_of_two_runs_shows_the_faults_of_both() -> None:
     lines = [*crash(BY_ID["F12"], "0.33.0"), *crash(BY_ID["F03"], "0.16.0")]
-    found = [item.fault.id for item in diagnose("\n".join(lines), FAULTS).findings]
-    assert found == ["F12", "F03"]
+    found = diagnose("\n".join(lines), FAULTS).findings
+    assert [(item.fault.id, item.release) for item in found] == [
+        ("F12", "0.33.0"),
+        ("F03", "0.16.0"),
+    ]
+    assert "RELEASE=0.16.0" in cure_of(found[1], Project.here())
+    # In the other order each line shows what its own run cannot have.
+    lines = [*crash(BY_ID["F03"], "0.33.0"), *crash(BY_ID["F12"], "0.16.0")]
+    assert diagnose("\n".join(lines), FAULTS).findings == ()
 
 
 def test_a_log_on_standard_input() -> None:

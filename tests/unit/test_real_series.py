@@ -41,3 +41,16 @@ def test_a_patch_says_what_it_is_for(patch: Patch) -> None:
     assert len(patch.subject) <= 80
     why = patch.message.split("\n\n")
     assert len(why) >= 2, "what breaks and for whom, and why this cure, above the trailers"
+
+
+def test_no_overlay_is_kept_twice() -> None:
+    """One that equals an older release's is a link to its folder: ``ln -s v0.15.0 v0.16.0``."""
+    held = [
+        tuple(
+            (path.relative_to(folder), path.read_bytes()) for path in sorted(folder.rglob("*.py"))
+        )
+        for folder in (PROJECT.root / "overlay").iterdir()
+        if not folder.is_symlink()
+    ]
+    assert all(held)
+    assert len(set(held)) == len(held)

@@ -74,20 +74,26 @@ class Line:
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault and where it shows first. ``fatal``: not in a line that is only a warning."""
+    """A fault and where it shows first. ``fatal``: not in a line that is only a warning.
+
+    ``release`` and ``local`` are the version that the log names last before it (``0.16.0``,
+    ``+kimi.eagle3.1``): one file may hold several runs.
+    """
 
     fault: Fault
     line: int
     text: str
     fatal: bool
+    release: str | None
+    local: str | None
 
 
 @dataclass(frozen=True)
 class Diagnosis:
     """What a log tells. ``findings`` are in the order of the log, one for each fault.
 
-    ``release`` and ``local`` are the version in the log (``0.16.0``, ``+kimi.eagle3.1``) if it
-    stands there. ``error`` is the first error of its own (not second hand), known or not.
+    ``release`` and ``local`` are the first version in the log, if one stands there. ``error`` is
+    the first error of its own (not second hand), known or not.
     """
 
     release: str | None
@@ -176,24 +182,37 @@ class _Searchable:
 def diagnose(text: str, faults: Sequence[Fault]) -> Diagnosis:
     """Find the faults of ``faults`` in a log's text.
 
-    Where the log names its release, only faults that stock vLLM of it has are looked for.
+    Where the log names its release, only faults that stock vLLM of it has count.
     """
     lines = split_log(text)
-    versions = [found for line in lines if (found := _RELEASE.search(line.text))]
-    release = versions[0]["release"] if versions else None
-    named = {found["release"] for found in versions}  # several runs may be in one file
-    known = [fault for fault in faults if not named or any(map(fault.affects, named))]
+    versions = [(n.number, found) for n in lines if (found := _RELEASE.search(n.text))]
+    starts = [number for number, _ in versions]
+
+    def version(line: Line) -> tuple[str | None, str | None]:
+        """The release and local part that the run of that line has."""
+        if not versions:
+            return None, None
+        found = versions[max(0, bisect(starts, line.number) - 1)][1]
+        return found["release"], found["local"]
+
+    def has(fault: Fault, line: Line) -> bool:
+        release = version(line)[0]
+        return release is None or fault.affects(release)
+
     whole = _Searchable([(line, line.text) for line in lines])
     joined = _Searchable(_joined(lines))
     findings = []
-    for fault in known:
-        if seen := whole.lines_with(fault) or joined.lines_with(fault):
+    for fault in faults:
+        hits = whole.lines_with(fault) or joined.lines_with(fault)
+        if seen := [line for line in hits if has(fault, line)]:
             line = min(seen, key=lambda line: (line.level in _QUIET, line.number))
             fatal = line.level not in _QUIET
-            findings.append(Finding(fault, line.number, line.text.strip(), fatal))
+            where = line.number, line.text.strip(), fatal
+            findings.append(Finding(fault, *where, *version(line)))
+    first = versions[0][1] if versions else None
     return Diagnosis(
-        release=release,
-        local=versions[0]["local"] if versions else None,
+        release=first["release"] if first else None,
+        local=first["local"] if first else None,
         findings=tuple(sorted(findings, key=lambda item: item.line)),
         error=next((line for line in lines if _is_error(line)), None),
     )
@@ -230,18 +249,18 @@ def _joined(lines: Sequence[Line]) -> list[tuple[Line, str]]:
     return passages
 
 
-def cure_of(fault: Fault, diagnosis: Diagnosis, project: Project) -> str:
-    """A sentence that says what to do about a fault, in the release that the log names."""
-    version = diagnosis.release
+def cure_of(finding: Finding, project: Project) -> str:
+    """A sentence that says what to do about a fault, in the release that the log names for it."""
+    fault, version = finding.fault, finding.release
     sentences = []
     rules = None
     with suppress(UnknownRelease):
         rules = rules_of(project, version) if version else None
     patches = [name[:4] for cured, name in rules.cures if cured == fault.id] if rules else []
-    if patches and diagnosis.local:
+    if patches and finding.local:
         sentences.append(
             f"Patch {', '.join(patches)} cures it and this engine calls itself {version}"
-            f"{diagnosis.local}: see with tools/apply.py ENVIRONMENT --status whether it is whole."
+            f"{finding.local}: see with tools/apply.py ENVIRONMENT --status whether it is whole."
         )
     elif patches:
         sentences.append(

@@ -1,7 +1,8 @@
 """Equal patches of several releases: one file in the oldest of them, and links to it.
 
 ``patches/v0.18.1/0009-x.patch`` may be the symbolic link ``../v0.18.0/0009-x.patch``, so that
-``git am patches/v0.18.1/*.patch`` works with plain git and no hunk is kept twice.
+``git am patches/v0.18.1/*.patch`` works with plain git and no hunk is kept twice. A whole overlay
+folder may be such a link, ``overlay/v0.16.0 -> v0.15.0``: ``cp -r overlay/v0.16.0/. TREE`` follows.
 """
 
 from __future__ import annotations
@@ -34,6 +35,20 @@ def problem(path: Path) -> str | None:
     place = path.parent.parent / folder
     if place.is_symlink() or (place / name).is_symlink() or not (place / name).is_file():
         return f"which is a link to {text}, and that is not a regular file"
+    return None
+
+
+def overlay_problem(folder: Path) -> str | None:
+    """Why ``folder`` is no overlay to read, or ``None``; a release need not have one.
+
+    A link has to name another release's folder beside it, in the form ``vA.B.C``.
+    """
+    if not folder.is_symlink():
+        return "is a file: unpacked without its symbolic link?" if folder.is_file() else None
+    text = os.readlink(folder)
+    other = folder.parent / text
+    if not _FOLDER.fullmatch(text) or other.is_symlink() or not other.is_dir():
+        return f"is a link to {text!r}, which is no other release's folder"
     return None
 
 

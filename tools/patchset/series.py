@@ -298,6 +298,8 @@ def sha256(content: bytes) -> str:
 
 
 def _load_overlay(folder: Path) -> list[OverlayFile]:
+    if wrong := links.overlay_problem(folder):
+        raise IntegrityFault(f"{folder}: {wrong}")
     found = []
     for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
         name = path.relative_to(folder).as_posix()
