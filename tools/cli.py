@@ -189,13 +189,12 @@ def _print_failure(name: str, message: str, code: int, kind: str, as_json: bool)
 def _progress(as_json: bool) -> Iterator[Progress]:
     """A bar per kind of work on standard error, when somebody is there to see it."""
     if as_json or not sys.stderr.isatty():
-        last = ""
+        told: set[tuple[str, int]] = set()
 
         def note(what: str, done: int, total: int) -> None:
             # In a log, one line per kind of long work is what helps.
-            nonlocal last
-            if what != last and total > 1 << 24 and not as_json:
-                last = what
+            if (what, total) not in told and total > 1 << 24 and not as_json:
+                told.add((what, total))
                 say(f"{what} ({total / 1e6:.0f} MB) ...", error=True)
 
         yield note

@@ -19,6 +19,7 @@ from advice.rules import Rules
 from advice.setup import Setup
 from advice.target import read_target
 from advice.together import Pair
+from engine.support import named
 from patchset.faults import Fault
 
 Style = Literal["llama", "mla"]
@@ -28,7 +29,6 @@ TAPS = [2, 4, 5]  # of 8 layers, the default of trainers that count inputs
 WORDS = list(range(40, 200))
 K = 3
 SERVED = 128  # tokens
-LAYER = {"llama": "midlayer", "mla": "layers.0"}
 SHORT = 24  # positions of a drafter that cannot follow the requests
 # What this comparison does not exercise: images, tool calls and structured output.
 UNTRIED = ("F21", "F22", "F23", "F36")
@@ -206,17 +206,7 @@ def expanded() -> dict[str, tuple[Style, Case]]:
 
 def drafter_arguments(style: Style, case: Case) -> dict[str, Any]:
     """The arguments of `make_constructed_drafter`."""
-
-    def named(value: Any) -> Any:
-        if isinstance(value, str):
-            return value.format(layer=LAYER[style])
-        if isinstance(value, list):
-            return [named(v) for v in value]
-        if isinstance(value, dict):
-            return {named(k): named(v) for k, v in value.items()}
-        return value
-
-    found: dict[str, Any] = named(case.drafter)
+    found: dict[str, Any] = named(case.drafter, style)
     return {"taps": TAPS, "style": style, **found}
 
 

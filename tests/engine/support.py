@@ -149,3 +149,18 @@ def tree(version: str, upto: int | None = None) -> Path:
     wheels.mkdir(parents=True, exist_ok=True)
     built = build_wheel(wheel, project, release, out=wheels, upto=upto)
     return unpacked(built.path, built.sha256)
+
+
+# What each style of drafter calls its layer.
+LAYER = {"llama": "midlayer", "mla": "layers.0"}
+
+
+def named(value: Any, style: str) -> Any:
+    """The same with ``{layer}`` in every text replaced by that style's name of it."""
+    if isinstance(value, str):
+        return value.format(layer=LAYER[style])
+    if isinstance(value, list):
+        return [named(item, style) for item in value]
+    if isinstance(value, dict):
+        return {named(key, style): named(item, style) for key, item in value.items()}
+    return value

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from engine.support import Engine, good
+from engine.support import LAYER, Engine, good, named
 
 TAPS = [2, 4, 7]
 WORDS = list(range(40, 200))
-LAYER = {"llama": "midlayer", "mla": "layers.0"}
 
 # Name -> arguments of `make_constructed_drafter`, and what the error has to say. `{layer}` is the
 # prefix of the drafter's layer; each case is tried in both styles.
@@ -75,17 +74,7 @@ MISTAKES["model_type of a target"] = (
 
 def spoilt(style: str, mistake: str) -> dict[str, Any]:
     """The arguments of one case."""
-
-    def named(value: Any) -> Any:
-        if isinstance(value, str):
-            return value.format(layer=LAYER[style])
-        if isinstance(value, list):
-            return [named(v) for v in value]
-        if isinstance(value, dict):
-            return {named(k): named(v) for k, v in value.items()}
-        return value
-
-    arguments: dict[str, Any] = named(MISTAKES[mistake][0])
+    arguments: dict[str, Any] = named(MISTAKES[mistake][0], style)
     return {"taps": TAPS, "style": style, **arguments}
 
 
