@@ -2,8 +2,8 @@
 
 `python draft_backend_probe.py CASES` prints one JSON object a case, in order. CASES is a JSON list
 of objects with the keys `capability` ([major, minor]), `mla` (is the drafter MLA-style?), `target`
-(the target's `--attention-backend`, or null) and `drafter` (fields of the speculative
-configuration).
+(the target's `--attention-backend`, or null), `cache` (its `--kv-cache-dtype`) and `drafter`
+(fields of the speculative configuration).
 
 vLLM is told that it runs on CUDA of that compute capability, so that its own configuration and
 selection run unchanged. Loading the drafter is replaced by asking which backend its attention layer
@@ -155,7 +155,7 @@ def configuration(case: dict[str, Any], folder: Path) -> VllmConfig:
     parallel = ParallelConfig()
     return VllmConfig(
         model_config=model,
-        cache_config=CacheConfig(),
+        cache_config=CacheConfig(cache_dtype=case["cache"]),
         parallel_config=parallel,
         device_config=DeviceConfig(device="cpu"),
         attention_config=AttentionConfig(backend=case["target"]),

@@ -9,6 +9,7 @@ It needs no compiled extension, so one process serves every release.
 """
 
 import ast
+import copy
 import json
 import sys
 from collections.abc import Callable
@@ -90,6 +91,44 @@ def combined(tree: Path, file: str, owner: str) -> list[float]:
         use_aux_hidden_state=True,
     )
     found: list[float] = combine(SimpleNamespace(model=model), torch.ones(3)).tolist()
+    return found
+
+
+def rotary_parameters(tree: Path) -> dict[str, Any]:
+    """What the attention of an MLA-style drafter is made with, without scaling, theta 50000."""
+    made: list[Any] = []
+    build = function(
+        tree / MODELS / "deepseek_eagle3.py",
+        "DeepseekV2Eagle3DecoderLayer",
+        "__init__",
+        super=lambda: SimpleNamespace(__init__=lambda: None),
+        copy=copy,
+        get_draft_quant_config=lambda _: None,
+        DeepseekV2MLAAttention=lambda *, config, **_: made.append(config),
+        DeepseekV2MLP=lambda **_: None,
+        RMSNorm=lambda *_, **__: None,
+    )
+    config = SimpleNamespace(
+        hidden_size=8,
+        num_attention_heads=2,
+        intermediate_size=8,
+        hidden_act="silu",
+        rms_norm_eps=1e-5,
+        rope_theta=50000.0,
+        # As the config loader has left it.
+        rope_parameters={"rope_type": "default", "rope_theta": 50000.0},
+    )
+    drafter = SimpleNamespace(use_mla=True)
+    layer = SimpleNamespace(_norm_before_residual=None, _norm_after_residual=None)
+    build(
+        layer,
+        SimpleNamespace(
+            cache_config=None, speculative_config=SimpleNamespace(draft_model_config=drafter)
+        ),
+        "",
+        config,
+    )
+    found: dict[str, Any] = made[0].rope_parameters
     return found
 
 
@@ -176,6 +215,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "fc_norm, mla": lambda tree: combined(
         tree, "deepseek_eagle3.py", "Eagle3DeepseekV2ForCausalLM"
     ),
+    "rope_theta, mla": rotary_parameters,
     "image": image_behind_the_chunk,
     "positions": positions_after_the_limit,
 }

@@ -1,4 +1,4 @@
-"""The drafter's attention backend on Blackwell cards, decided by vLLM without one (F05, F06).
+"""The drafter's attention backend on Blackwell cards, decided by vLLM without one (F05, F06, F10).
 
 See `draft_backend_probe.py` for what is real in this.
 """
@@ -19,9 +19,20 @@ Case = dict[str, Any]
 
 
 def case(
-    capability: tuple[int, int], *, mla: bool = False, target: str | None = None, **drafter: str
+    capability: tuple[int, int],
+    *,
+    mla: bool = False,
+    target: str | None = None,
+    cache: str = "auto",
+    **drafter: str,
 ) -> Case:
-    return {"capability": capability, "mla": mla, "target": target, "drafter": drafter}
+    return {
+        "capability": capability,
+        "mla": mla,
+        "target": target,
+        "cache": cache,
+        "drafter": drafter,
+    }
 
 
 # The platform's own choice for an MLA target (F05), and the user's (F06).
@@ -44,6 +55,7 @@ EXPLICIT = [
 ]
 AUTO = case(SM100, attention_backend="auto")
 UNUSABLE = case(SM120, attention_backend="TRITON_MLA")
+FP8 = case(SM120, mla=True, cache="fp8")
 UNKNOWN = case(SM120, attention_backend="nonsense")
 
 
@@ -71,7 +83,7 @@ def version(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def answers(version: str, engine_python: Path) -> dict[str, dict[str, Any]]:
     """What the patched release answers, by the case as JSON."""
-    cases = [*FAULTS.values(), *(c for c, _ in KEPT), *EXPLICIT, AUTO, UNUSABLE, UNKNOWN]
+    cases = [*FAULTS.values(), *(c for c, _ in KEPT), *EXPLICIT, AUTO, UNUSABLE, UNKNOWN, FP8]
     found = ask(Engine(engine_python, tree(version)), cases)
     return dict(zip(map(json.dumps, cases), found, strict=True))
 
@@ -118,6 +130,16 @@ def test_auto_is_no_choice(answers: dict[str, dict[str, Any]]) -> None:
 def test_explicit_choice_that_cannot_work_is_an_error(answers: dict[str, dict[str, Any]]) -> None:
     assert "TRITON_MLA is not valid" in answers[json.dumps(UNUSABLE)]["error"]
     assert "Unknown attention backend: 'NONSENSE'" in answers[json.dumps(UNKNOWN)]["error"]
+
+
+def test_fp8_cache_on_sm120(version: str, answers: dict[str, dict[str, Any]]) -> None:
+    """F10: nothing to choose from before 0.18.0, and the series leaves that as it is."""
+    got = answers[json.dumps(FP8)]
+    if Version(version) >= Version("0.18.0"):
+        assert (got["target"], got["drafter"]) == ("TRITON_MLA", "TRITON_MLA")
+    else:
+        assert "No valid attention backend found" in got["error"]
+        assert "TRITON_MLA: [kv_cache_dtype not supported]" in got["error"]
 
 
 def test_choice_is_part_of_the_compile_cache_key(answers: dict[str, dict[str, Any]]) -> None:

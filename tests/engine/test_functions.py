@@ -28,6 +28,7 @@ RIGHT: dict[str, Any] = {
     "states at 4": [2.0, 4.0],
     "fc_norm, llama": [2.0, 3.0, 5.0],
     "fc_norm, mla": [2.0, 3.0, 5.0],
+    "rope_theta, mla": {"rope_type": "default", "rope_theta": 50000.0},
     "image": [0, [False] * 4],
     # What was beyond the limit stays there, and does not begin again at 0.
     "positions": [[2, 7], [3, 8], [4, 9]],
@@ -37,6 +38,7 @@ WRONG: dict[str, Any] = {
     "states at 0": "TypeError: unsupported operand type(s) for +: 'Tensor' and 'NoneType'",
     "states at 4": [2.0],
     "fc_norm, mla": [1.0, 1.0, 1.0],
+    "rope_theta, mla": {"rope_type": "default"},
     "image": "AssertionError: Encoder cache miss for 2f1c0e.",
     "positions": [[2, 7], [3, 0], [4, 1]],
 }

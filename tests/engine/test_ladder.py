@@ -62,3 +62,19 @@ def test_at_the_top_it_drafts(
     result = good(Engine(engine_python, tree_of(upto(("F03", "F01", "F02")))).run(job)[0])
     assert len(result["runs"][0]["outputs"][0]["token_ids"]) == 8
     assert result["runs"][0]["metrics"]["num_draft_tokens"] > 0
+
+
+@pytest.mark.slow
+def test_what_else_stock_refuses(
+    job: dict[str, Any], stock: Engine, checkpoint: Callable[..., Path]
+) -> None:
+    """F08: MLA-style drafters are unknown; F30: there is no LoRA on the wrapper."""
+    drafter = checkpoint("standin.drafter:make_drafter", style="mla")
+    speculation = {**job["engine"]["speculative_config"], "model": str(drafter)}
+    without = {key: job["engine"][key] for key in job["engine"] if key != "speculative_config"}
+    f08, f30 = stock.run(
+        {"engine": {**job["engine"], "speculative_config": speculation}},
+        {"engine": {**without, "enable_lora": True}},
+    )
+    assert "model type `kimi_k2`" in f08["error"]["message"]
+    assert "does not support LoRA" in f30["error"]["message"]
