@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kernels.conftest import Kernels
+from kernels.conftest import FAST, ROOT, Kernels
 from patchset.faults import Fault
 
 SM120, SM100 = "RTX PRO 6000", "B200"
@@ -149,6 +149,17 @@ def test_workspace(
         if name == "defaults":
             wrong = fault("F14").affects(stock.version)
             assert (max(before.values()) > 6e9) == wrong, before
+        if stock.version == FAST:
+            told = " with the series and ".join(
+                size(max(each.values())) for each in (after, before)
+            )
+            readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+            assert f"{told} without" in readme, name
+
+
+def size(count: int) -> str:
+    """Bytes as the README gives them."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 def shapes() -> list[dict[str, Any]]:
