@@ -31,7 +31,7 @@ K = 3
 SERVED = 128  # tokens
 SHORT = 24  # positions of a drafter that cannot follow the requests
 # What this comparison does not exercise: images, tool calls and structured output.
-UNTRIED = ("F21", "F22", "F23", "F36")
+UNTRIED = ("F21", "F22", "F23", "F36", "F37")
 # Weights that a stock release leaves as memory happens to be: what they draft is anything.
 UNLOADED = (
     "no down_proj",

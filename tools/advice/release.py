@@ -162,6 +162,7 @@ MEETINGS: dict[str, Meeting] = {
     "F36": Meeting(
         _reasoning, "note", 'Have clients that want the whole reasoning ask with "stream": false.'
     ),
+    "F37": Meeting(_tools, "note", "Leave --stream-interval at 1."),
 }
 
 # Judged with the cards: advice.backends and advice.memory.

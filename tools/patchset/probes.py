@@ -313,6 +313,19 @@ def lost_reasoning(code: Code) -> bool:
     )
 
 
+def replaced_delta(code: Code) -> bool:
+    """F37: the chat endpoint looks for what one call lacks without a look at the delta's calls."""
+    path = "vllm/entrypoints/openai/chat_completion/serving.py"
+    stream = code.get(path, "OpenAIServingChat.chat_completion_stream_generator")
+    tests = [
+        _names(node.test)
+        for node in _walk(stream)
+        if isinstance(node, ast.If) and "should_check" in _names(node.test)
+    ]
+    # A parser that counts markers gives one call a delta.
+    return bool(tests) and "tool_calls" not in tests[0] and not counted_markers(code)
+
+
 def drafter_length(code: Code) -> bool:
     """F24: V1 asks the longest request of the batch; V2 limits no request (or the target)."""
     if code.default_runner == "V2":
@@ -389,6 +402,7 @@ PROBES: Final[dict[str, Probe]] = {
         encoder_cache_miss,
         counted_markers,
         lost_reasoning,
+        replaced_delta,
         drafter_length,
         pcie_all_reduce,
         no_lora,
