@@ -19,7 +19,7 @@ FOREIGN = colorama mlx mlx-lm mlx-metal pywin32 win32-setctime
 ENGINES = engine-0.16.0 engine-0.23.0 engine-0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all doctor wheel image image-context bench lint lock series-lock rebase table matrix clean python
+.PHONY: help demo test test-all test-gpu doctor wheel image image-context bench lint lock series-lock rebase table matrix clean python
 
 help: ## Show this list
 	@echo 'usage: make TARGET [RELEASE=$(RELEASE)] [PYTHON=python3.12] [ARGS="..."]'
@@ -31,11 +31,14 @@ demo: python ## The whole job on this machine's CPU: stock errors, patched wheel
 
 test: python lint ## Lint, types, unit tests, pinned sources, the real engine on a CPU
 	@py=$$($(call env,dev)) && exec "$$py" -m pytest tests/unit tests/trees tests/kernels \
-	tests/engine -m 'not slow and not gpu' -rs $(ARGS)
+	tests/engine tests/gpu -m 'not slow' -rs $(ARGS)
+
+test-gpu: python ## The stand-in on a CUDA GPU, Kimi-K2.5 on Blackwell: docs/gpu.md
+	@py=$$($(call env,dev)) && exec "$$py" -m pytest tests/gpu -v -s -rs $(ARGS)
 
 test-all: python lint ## The same, and what takes longer; results by release in build/test-all.md
 	@py=$$($(call env,dev)) && mkdir -p build && { "$$py" -m pytest tests/unit tests/trees \
-	tests/kernels tests/engine tests/images -m 'not gpu' -rs --junitxml=build/test-all.xml $(ARGS); \
+	tests/kernels tests/engine tests/images tests/gpu -rs --junitxml=build/test-all.xml $(ARGS); \
 	status=$$?; "$$py" tools/results.py build/test-all.xml | tee build/test-all.md; exit $$status; }
 
 doctor: python ## Will a target, a drafter, a release and cards work together? ARGS=--help

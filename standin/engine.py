@@ -1,4 +1,4 @@
-"""Run the real vLLM engine on a CPU, from a process that needs neither vllm nor torch.
+"""Run the real vLLM engine, on a CPU unless told otherwise, from a process that needs no vllm.
 
 A *tree* is a directory that holds an importable `vllm` package with its CPU extension (an unpacked
 CPU wheel, patched or not); a *python* is the interpreter of an environment with vLLM's
@@ -18,10 +18,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 ROOT = Path(__file__).resolve().parent.parent
 LOG_TAIL = 6000  # characters of the log that an error message shows
@@ -48,12 +48,17 @@ class EngineFailed(RuntimeError):
     """The engine's process died, hung or would not answer; the message ends with its log."""
 
 
+Device = Literal["cpu", "cuda"]
+
+
 @dataclass(frozen=True)
 class Server:
-    """An OpenAI server that answers at `url` (no trailing slash) as model `standin`."""
+    """An OpenAI server that answers at `url` (no trailing slash) as model `model`."""
 
     url: str
     log: Path
+    process: subprocess.Popen[bytes]
+    model: str = "standin"
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """POST `body` as JSON and return the decoded answer. Raises urllib.error.HTTPError."""
@@ -87,40 +92,48 @@ class Server:
         return found
 
 
-def engine_environ(tree: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+def engine_environ(
+    tree: Path, extra: Mapping[str, str] | None = None, device: Device = "cpu"
+) -> dict[str, str]:
     """Environment variables under which a process runs the vllm of `tree` on this machine's CPU.
 
-    `extra` is laid over it. What the caller's own environment says about Python, torch and vLLM is
-    dropped.
+    With `device` "cuda", on its GPU, as vLLM itself would. `extra` is laid over it. What the
+    caller's own environment says about Python, torch and vLLM is dropped.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "PYTHON", "TORCH"))}
+    scaffold = [ROOT / "standin" / "plugin"] if device == "cpu" else []
     return {
         **kept,
-        "PYTHONPATH": os.pathsep.join(map(str, [tree, ROOT / "standin" / "plugin", ROOT])),
-        # See standin/scaffold.py for these three.
-        "CUDA_VISIBLE_DEVICES": "",
-        "TRITON_INTERPRET": "1",
-        "VLLM_PLUGINS": "standin_cpu",
-        # The releases from 0.29 choose the V2 model runner themselves wherever Triton works.
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
-        # 0.16.0 has no MLA attention on CPUs: the target falls back to plain multi-head attention.
-        "VLLM_MLA_DISABLE": "1",
-        # Binding to "physical" cores leaves half of a small virtual machine idle.
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "PYTHONPATH": os.pathsep.join(map(str, [tree, *scaffold, ROOT])),
         # Matrices this small lose more at the barriers of a second thread than it gives (on a busy
         # machine: fifteen times slower), and one thread always adds in the same order.
         "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        # Small helpers are decorated with torch.compile; compiling them needs a C++ compiler and
-        # longer than the whole run.
-        "TORCHDYNAMO_DISABLE": "1",
         "VLLM_CACHE_ROOT": str(cache_root() / "vllm" / tree.name),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        **(_ON_CPU if device == "cpu" else {}),
         **(extra or {}),
     }
+
+
+_ON_CPU = {
+    # See standin/scaffold.py for these three.
+    "CUDA_VISIBLE_DEVICES": "",
+    "TRITON_INTERPRET": "1",
+    "VLLM_PLUGINS": "standin_cpu",
+    # The releases from 0.29 choose the V2 model runner themselves wherever Triton works.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    # 0.16.0 has no MLA attention on CPUs: the target falls back to plain multi-head attention.
+    "VLLM_MLA_DISABLE": "1",
+    # Binding to "physical" cores leaves half of a small virtual machine idle.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # Small helpers are decorated with torch.compile; compiling them needs a C++ compiler and
+    # longer than the whole run.
+    "TORCHDYNAMO_DISABLE": "1",
+}
 
 
 def run_engines(
@@ -130,6 +143,7 @@ def run_engines(
     *,
     environ: Mapping[str, str] | None = None,
     timeout: float = 600,
+    device: Device = "cpu",
 ) -> list[dict[str, Any]]:
     """Run several engines one after another in one process (importing vllm takes the longest).
 
@@ -167,7 +181,8 @@ def run_engines(
         jobs = [{**job, "engine": {**ENGINE_DEFAULTS, **job["engine"]}} for job in jobs]
         request.write_text(json.dumps(jobs), encoding="utf-8")
         command = [str(python), "-m", "standin.job", str(request), str(answer)]
-        with _process(command, engine_environ(tree, environ), log, Path(folder)) as process:
+        settings = engine_environ(tree, environ, device)
+        with _process(command, settings, log, Path(folder)) as process:
             try:
                 process.wait(timeout)
             except subprocess.TimeoutExpired:
@@ -208,13 +223,9 @@ def serve(
     `engine` holds arguments of vllm.LLM, `model` among them, laid over ENGINE_DEFAULTS. Output goes
     to the file `log`. Raises EngineFailed when it exits or is not ready within `timeout` seconds.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     options = {**ENGINE_DEFAULTS, **engine}
     command = list(launch or [str(python), "-m", "vllm.entrypoints.cli.main", "serve"])
     command += [str(options.pop("model"))]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "standin"]
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
         if value is True:
@@ -225,21 +236,46 @@ def serve(
             command += [flag, json.dumps(value)]
         else:
             command += [flag, str(value)]
-    url = f"http://127.0.0.1:{port}"
     # The engine core lives in a process of its own, as it does for a user.
     settings = engine_environ(tree, {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", **(environ or {})})
+    with launched(command, settings, log=log, timeout=timeout) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def launched(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    log: Path,
+    timeout: float,
+    model: str = "standin",
+    waiting: Callable[[float], None] = lambda seconds: None,
+) -> Iterator[Server]:
+    """The server that the words of a `vllm serve` start, once it answers; stopped after the block.
+
+    It is given 127.0.0.1, a free port and the name `model`. `waiting` is called every half second
+    until then, with the seconds so far. Raises EngineFailed as `serve` does.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    words = [*command, "--host", "127.0.0.1", "--port", str(port), "--served-model-name", model]
     with (
         tempfile.TemporaryDirectory(prefix="standin-") as folder,
-        _process(command, settings, log, Path(folder)) as process,
+        _process(words, environ, log, Path(folder)) as process,
     ):
-        deadline = time.monotonic() + timeout
+        started = time.monotonic()
         while not _healthy(url):
+            waited = time.monotonic() - started
             if process.poll() is not None:
                 raise EngineFailed(f"server exited with {process.returncode}\n{_tail(log)}")
-            if time.monotonic() > deadline:
+            if waited > timeout:
                 raise EngineFailed(f"server not ready after {timeout:.0f} s\n{_tail(log)}")
+            waiting(waited)
             time.sleep(0.5)
-        yield Server(url, log)
+        yield Server(url, log, process, model)
 
 
 def makers_sha256() -> str:
@@ -289,7 +325,7 @@ def make_checkpoint(python: Path, call: str, **arguments: Any) -> Path:
 
 @contextlib.contextmanager
 def _process(
-    command: list[str], environ: dict[str, str], log: Path, folder: Path
+    command: Sequence[str], environ: Mapping[str, str], log: Path, folder: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     """`command` in a session of its own, which is gone, children included, after the block."""
     with log.open("wb") as output:
@@ -311,6 +347,11 @@ def _process(
                 process.wait(20)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                # Its children may hold a GPU's memory, which the next engine wants, for a while.
+                for _ in range(300):
+                    os.killpg(process.pid, 0)
+                    time.sleep(0.1)
             process.wait()
 
 

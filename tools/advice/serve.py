@@ -11,7 +11,7 @@ from advice.checks import Check
 from advice.together import Pair
 
 # Options that a check may ask for, and the field of advice.setup.Setup behind each.
-_FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
+FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--kv-cache-dtype": ("kv_cache_dtype", str),
     "--attention-backend": ("attention_backend", str),
     "--max-model-len": ("max_model_len", int),
@@ -20,7 +20,7 @@ _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 # Every option that a command may have; tests/trees looks for them in each release.
 OPTIONS = (
-    *_FIELDS,
+    *FIELDS,
     "--trust-remote-code",
     "--tensor-parallel-size",
     "--pipeline-parallel-size",
@@ -46,13 +46,13 @@ def command(pair: Pair, checks: Sequence[Check], judge: Callable[[Pair], list[Ch
         stops = [check for check in checks if check.level == "stop"]
         asked = {name: value for check in stops for name, value in check.flags}
         draft = {_DRAFT_FIELDS[name]: value for check in stops for name, value in check.draft}
-        changed = {_FIELDS[n][0]: _FIELDS[n][1](v) for n, v in asked.items() if n in _FIELDS}
-        others |= {name: value for name, value in asked.items() if name not in _FIELDS}
+        changed = {FIELDS[n][0]: FIELDS[n][1](v) for n, v in asked.items() if n in FIELDS}
+        others |= {name: value for name, value in asked.items() if name not in FIELDS}
         if not all(check.flags or check.draft for check in stops):
             return []
         setup = replace(pair.setup, **{**changed, **draft})
         if setup == pair.setup:  # nothing is left to change
-            left = [c for c in stops if not c.flags or any(n in _FIELDS for n, _ in c.flags)]
+            left = [c for c in stops if not c.flags or any(n in FIELDS for n, _ in c.flags)]
             return [] if left else _words(pair, others)
         pair = replace(pair, setup=setup)
         checks = judge(pair)
@@ -70,7 +70,7 @@ def _words(pair: Pair, others: dict[str, str]) -> list[str]:
         options["--decode-context-parallel-size"] = str(setup.dcp)
     if target.multimodal and setup.tp > 1:
         options["--mm-encoder-tp-mode"] = "data"
-    for name, (field, _) in _FIELDS.items():
+    for name, (field, _) in FIELDS.items():
         if (value := getattr(setup, field)) is not None:
             options[name] = str(value)
     options |= others
