@@ -58,7 +58,7 @@ bench: python ## What the tools cost against doing the same by hand
 
 lint: python ## Style and types of our own code
 	@py=$$($(call env,dev)) && "$$py" -m ruff check . && "$$py" -m ruff format --check . \
-	&& "$$py" -m mypy
+	&& "$$py" -m mypy && "$${py%/*}/hadolint" Dockerfile
 
 lock: python ## Write requirements/*.txt anew from requirements/*.in
 	@py=$$($(call env,dev)) && cd requirements && for name in tools dev $(ENGINES); do \
