@@ -4,7 +4,8 @@
 #   BASE_DIGEST=sha256:... docker buildx bake v0_16_0
 #
 # The digest is that of the base image, for all machines:
-#   docker buildx imagetools inspect vllm/vllm-openai:v0.16.0 --format '{{.Manifest.Digest}}'
+#   docker buildx imagetools inspect vllm/vllm-openai:v0.16.0 \
+#     --format '{{printf "%s" .Manifest.Digest}}'
 
 variable "BASE_DIGEST" {
   default = ""

@@ -143,7 +143,8 @@ def make_base(
     script = root / "usr/local/bin/vllm"
     script.write_text(
         "#!/usr/local/bin/python3\nimport sys\nfrom vllm.entrypoints.cli.main import main\n"
-        "sys.exit(main())\n"
+        "if __name__ == '__main__':  # the engine core is spawned, and imports this again\n"
+        "    sys.exit(main())\n"
     )
     script.chmod(0o755)
     needing = [*programs, *(root / SITE.parent / "lib-dynload").glob("*.so")]

