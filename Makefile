@@ -19,7 +19,7 @@ FOREIGN = colorama mlx mlx-lm mlx-metal pywin32 win32-setctime
 ENGINES = engine-0.16.0 engine-0.23.0 engine-0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu doctor wheel image image-context bench lint lock series-lock rebase table matrix clean python
+.PHONY: help demo test test-all test-gpu doctor wheel image image-context bench lint lock series-lock rebase upstream table matrix clean python
 
 help: ## Show this list
 	@echo 'usage: make TARGET [RELEASE=$(RELEASE)] [PYTHON=python3.12] [ARGS="..."]'
@@ -75,6 +75,9 @@ series-lock: python ## Write the release's series.lock anew
 
 rebase: python ## Carry the series of release FROM to release TO; stops at conflicts, resumes
 	@py=$$($(call env,tools)) && exec $$py tools/rebase.py --from $(FROM) --to $(TO) $(ARGS)
+
+upstream: python ## A patch as a branch for vLLM, or what vLLM has already: ARGS='prepare 0004 --repo DIR'
+	@py=$$($(call env,tools)) && exec "$$py" tools/upstream.py $(ARGS)
 
 table: python ## Write the fault tables and docker-bake.hcl anew
 	@py=$$($(call env,tools)) && exec "$$py" tools/matrix.py --write $(ARGS)

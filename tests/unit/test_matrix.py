@@ -146,11 +146,15 @@ def test_only_the_generated_part_of_the_readme_is_replaced(small: Matrix) -> Non
     with pytest.raises(IntegrityFault, match="marks"):
         write(small)
     real = (ROOT / "README.md").read_text(encoding="utf-8")
-    readme.write_text("before\n" + rewritten(real, "old"))
+    readme.write_text("before\n" + rewritten(real, "old", "README.md"))
     (readme.parent / "docs").mkdir()
-    assert write(small) == ["README.md", "docs/matrix.md", "docker-bake.hcl"]
+    shutil.copy(ROOT / "docs" / "upstream.md", readme.parent / "docs")
+    pages = ["docs/upstream.md", "docs/matrix.md", "docker-bake.hcl"]
+    assert write(small) == ["README.md", *pages]
     assert write(small) == []
-    assert readme.read_text(encoding="utf-8") == "before\n" + rewritten(real, small.table())
+    assert readme.read_text(encoding="utf-8") == (
+        "before\n" + rewritten(real, small.table(), "README.md")
+    )
 
 
 def test_the_command_says_what_contradicts_and_leaves_with_4(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Carrying a series from one pinned release to another.
+"""Carrying a series from one pinned release to another, or one patch of it to any commit.
 
 Each patch is merged three ways, file by file, as ``git cherry-pick`` does without renames: base is
 release A with the patches before it, one side A with the patch, the other B with what was carried
@@ -130,6 +130,39 @@ def carry(
     shutil.rmtree(work, ignore_errors=True)
     linked = tuple(links.link(project.root / "patches"))
     return Outcome(outcome.steps, outcome.patches, outcome.overlay, None, written, linked)
+
+
+def carry_alone(
+    series: Series,
+    name: str,
+    target: str,
+    read_source: Read,
+    read_target: Read,
+    work: Path,
+    *,
+    beside: tuple[Files, Files] | None = None,
+    dry_run: bool = False,
+) -> tuple[list[Carried], Files]:
+    """Carry one patch of ``series``, without those before it, to what ``read_target`` reads.
+
+    ``target`` is how that is called in messages. ``beside`` are other files that go with the patch,
+    before and after. Returns what became of both, and the contents of all their files. A conflict
+    is left in ``work`` as by :func:`carry`.
+    """
+    at = [patch.name for patch in series.patches].index(name)
+    with _scratch() as git:
+        job = _Job(git, series.release, target, read_source, read_target, work, dry_run)
+        for step in series.cut(at).forward(read_source):
+            job.theirs.update(step.files)
+        job.patch(series.patches[at], ask=False)
+        if beside and not job.stopped:
+            ours = {path: read_target(path) for path in beside[1]}
+            step_name = f"{name.removesuffix('.patch')}-beside"
+            result = job._merge(step_name, beside[0], ours, beside[1], ask=False)
+            if result is not None:
+                job.ours.update(result)
+                job._done(step_name, [], dropped=result == ours)
+        return job.steps, job.ours
 
 
 class _Job:
@@ -484,6 +517,24 @@ def _where(diff: FileDiff, content: bytes | None) -> Iterator[str]:
                     yield f"{diff.path}: {span}: {_show(block)}"
             elif tag == "delete":
                 yield f"{diff.path}: without {_show(list(hunk.old[first:last]))}"
+
+
+def in_place(diff: FileDiff, content: bytes | None) -> list[bool]:
+    """For each hunk of ``diff``, whether its effect stands in ``content``, wherever that is.
+
+    Either with its context, or as a run of added lines that is no coincidence.
+    """
+    found = []
+    for hunk in diff.hunks:
+        runs = [
+            block
+            for _, block in _added(b"".join(hunk.old), b"".join(hunk.new))
+            if len([line for line in block if line.strip()]) >= _DUPLICATE
+        ]
+        text = content or b""
+        whole = content is not None and bool(hunk.new) and bool(_find(text, list(hunk.new)))
+        found.append(whole or (bool(runs) and all(_find(text, block) for block in runs)))
+    return found
 
 
 def _show(block: list[bytes]) -> str:

@@ -88,9 +88,12 @@ class Checkout:
                 f"{self.root}: has staged changes, which would get mixed into the commits",
                 next_step="Commit or unstage them.",
             )
+        if branch is not None:  # else there already, and as it must be
+            self.require_free(branch)
+
+    def require_free(self, branch: str) -> None:
+        """Refuse the name of a branch that exists, or that cannot be beside one that does."""
         for head in [head.name for head in self._repo.heads]:
-            if branch is None:  # there already, and as it must be
-                break
             if f"{head}/".startswith(f"{branch}/") or branch.startswith(f"{head}/"):
                 beside = "" if head == branch else f", beside which there can be no {branch}"
                 raise Refused(

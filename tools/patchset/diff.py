@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from patchset.errors import DoesNotApply, IntegrityFault, Refused
-from patchset.paths import check_path
+from patchset.paths import PACKAGE, check_path
 
 _HEADER_LINE = re.compile(
     r"^(diff --git a/(?P<old>\S.*) b/(?P<new>\S.*)"
@@ -130,12 +130,14 @@ def named_paths(text: bytes, where: str) -> tuple[str, ...]:
         raise Refused(f"{where}: a path is not UTF-8") from fault
 
 
-def parse_diff(text: bytes, where: str) -> tuple[FileDiff, ...]:
+def parse_diff(
+    text: bytes, where: str, folders: tuple[str, ...] = (PACKAGE,)
+) -> tuple[FileDiff, ...]:
     """All file diffs of a patch file, in order.
 
     ``where`` names the patch in messages. Raises :class:`Refused` for what a series must not do
-    (renames, copies, mode changes, binary files), :class:`UnsafePath` for a path outside the
-    package, and :class:`IntegrityFault` for text that is not a complete diff.
+    (renames, copies, mode changes, binary files), :class:`UnsafePath` for a path outside
+    ``folders``, and :class:`IntegrityFault` for text that is not a complete diff.
     """
     # Needed by few commands; importing it late keeps the others quick.
     from unidiff.errors import UnidiffParseError
@@ -159,7 +161,7 @@ def parse_diff(text: bytes, where: str) -> tuple[FileDiff, ...]:
     lines = 0
     for item in parsed:
         info = list(item.patch_info or [])
-        diffs.append(_convert(item, info, where))
+        diffs.append(_convert(item, info, where, folders))
         lines += len(info) + (2 if item else 0) + sum(1 + len(hunk) for hunk in item)
     # unidiff skips what it does not know; a skipped line is a change that would silently be lost.
     if lines != body.count(b"\n"):
@@ -173,7 +175,7 @@ def parse_diff(text: bytes, where: str) -> tuple[FileDiff, ...]:
     return tuple(diffs)
 
 
-def _convert(item: object, info: list[str], where: str) -> FileDiff:
+def _convert(item: object, info: list[str], where: str, folders: tuple[str, ...]) -> FileDiff:
     """Turn unidiff's file (typed ``object``: its lists are untyped) into ours, checking all."""
     from unidiff.patch import PatchedFile
 
@@ -191,7 +193,7 @@ def _convert(item: object, info: list[str], where: str) -> FileDiff:
         path = header["old"].encode("latin-1").decode("utf-8")
     except UnicodeDecodeError as fault:
         raise Refused(f"{where}: a path is not UTF-8: {header['old']!r}") from fault
-    check_path(path, where)
+    check_path(path, where, folders)
     new_file = any(line.startswith("new file") for line in info)
     deleted = any(line.startswith("deleted file") for line in info)
     action: Literal["add", "modify", "delete"] = (

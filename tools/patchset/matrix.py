@@ -221,21 +221,27 @@ def write(matrix: Matrix) -> list[str]:
 
 
 def texts(matrix: Matrix) -> dict[str, str]:
-    """README.md, docs/matrix.md and docker-bake.hcl as they should be."""
-    readme = matrix.project.root / "README.md"
+    """README.md, the two pages of docs/, and docker-bake.hcl as they should be."""
+    from patchset import upstream  # only here, for it is slow to import
+
+    root = matrix.project.root
+    parts = {"README.md": matrix.table(), upstream.PAGE: upstream.table(matrix.project)}
     return {
-        "README.md": rewritten(readme.read_text(encoding="utf-8"), matrix.table()),
+        **{
+            name: rewritten((root / name).read_text(encoding="utf-8"), new, name)
+            for name, new in parts.items()
+        },
         PAGE: matrix.page(),
         BAKE: bake(matrix.project),
     }
 
 
-def rewritten(readme: str, new: str) -> str:
-    """`readme` with what stands between the two marks replaced by `new`."""
-    head, mark, rest = readme.partition(BEGIN)
+def rewritten(page: str, new: str, name: str) -> str:
+    """The `page` of that `name` with what stands between the two marks replaced by `new`."""
+    head, mark, rest = page.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not mark or not end:
-        raise IntegrityFault("README.md: the marks of the generated part are missing")
+        raise IntegrityFault(f"{name}: the marks of the generated part are missing")
     return f"{head}{BEGIN}\n\n{new}\n{END}{tail}"
 
 

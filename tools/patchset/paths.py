@@ -16,10 +16,11 @@ PROVENANCE = "kimi_eagle3.json"  # in the dist-info of a patched wheel
 _RECORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*\.dist-info/RECORD")
 
 
-def check_path(path: str, where: str) -> str:
+def check_path(path: str, where: str, folders: tuple[str, ...] = (PACKAGE,)) -> str:
     """Return ``path`` if a series may touch it, else raise :class:`UnsafePath`.
 
-    Allowed are normalised, relative POSIX paths of files below ``vllm/`` that ship in the wheels.
+    Allowed are normalised, relative POSIX paths of files below ``folders``: for a series, of those
+    that ship in the wheels.
     ``where`` names the patch or folder that mentions the path, for the message.
     """
     parts = path.split("/")
@@ -32,8 +33,11 @@ def check_path(path: str, where: str) -> str:
         reason = "lies inside a git directory"
     elif "\\" in path or ":" in path or any(ord(char) < 32 or ord(char) == 127 for char in path):
         reason = "has characters that are not portable"
-    elif parts[0] != PACKAGE or len(parts) < 2:
-        reason = f"is outside {PACKAGE}/, the only folder that ships in the wheels"
+    elif parts[0] not in folders or len(parts) < 2:
+        only = "the only folder that ships in the wheels"
+        beside = "where what goes with a patch belongs"
+        reason = f"is outside {', '.join(f'{item}/' for item in folders)}, "
+        reason += only if folders == (PACKAGE,) else beside
     elif path == VERSION_FILE:
         reason = "is written by the build, so that it differs between artifacts of one release"
     if reason:

@@ -12,7 +12,7 @@ from patchset.errors import DoesNotApply, PatchsetError
 from patchset.releases import Strict
 
 if TYPE_CHECKING:
-    from patchset import carry, index, matrix
+    from patchset import carry, index, matrix, upstream
     from patchset.operations import Outcome
 
 PREFIX = "vllm-kimi-eagle3"
@@ -200,6 +200,81 @@ class RebaseReport(Report, frozen=True):
         for step in self.steps:
             lines.append(f"  {step.state:9} {step.name}")
             lines += [f"              {line}" for line in step.evidence]
+        return lines
+
+
+class StandingReport(Strict, frozen=True):
+    """One patch against a source: see ``patchset.upstream.Standing``.
+
+    ``probes`` are the answers by fault id; ``merges`` is whether git carries it by itself.
+    """
+
+    name: str
+    subject: str
+    state: Literal["contained", "not needed", "partly", "missing"]
+    drop: bool
+    merges: bool
+    probes: dict[str, bool | None]
+    evidence: list[str]
+
+
+class UpstreamStatusReport(Report, frozen=True):
+    """``tools/upstream.py status``. ``target`` is a release, or the commit's id."""
+
+    release: str
+    target: str
+    patches: list[StandingReport]
+
+    def lines(self) -> list[str]:
+        """A table."""
+        from rich.table import Table
+
+        from patchset.matrix import printed
+
+        table = Table(title=f"Patches of {self.release} against {self.target}")
+        for name in ("patch", "there", "evidence", "to do"):
+            table.add_column(name, overflow="fold")
+        for item in self.patches:
+            evidence = [harmless(line) for line in item.evidence[:4]]
+            evidence += [f"and {len(item.evidence) - 4} more"] if len(item.evidence) > 4 else []
+            todo = "drop" if item.drop else "prepare" if item.merges else "merge by hand"
+            table.add_row(item.name.removesuffix(".patch"), item.state, "\n".join(evidence), todo)
+        return printed(table)
+
+
+class PrepareReport(Report, frozen=True):
+    """``tools/upstream.py prepare``. ``onto`` and ``commit`` are ids, ``paths`` what changes.
+
+    ``body`` is the file with the pull request's text, ``work`` the folder of an open conflict.
+    """
+
+    patch: str
+    release: str
+    onto: str
+    branch: str
+    commit: str | None
+    standing: StandingReport
+    steps: list[CarriedPatch]
+    paths: list[str]
+    hooks: dict[str, Literal["passed", "fixed", "failed"]]
+    not_run: list[str]
+    hook_output: str
+    body: str | None
+    work: str | None
+
+    def lines(self) -> list[str]:
+        """What became of the patch, its files and the checkout's hooks."""
+        lines = [f"{self.patch} of vLLM {self.release}, onto {self.onto[:12]}"]
+        if not self.steps:
+            lines += [f"  {harmless(line)}" for line in self.standing.evidence]
+        for step in self.steps:
+            lines.append(f"  {step.state:9} {step.name}")
+            lines += [f"            {harmless(line)}" for line in step.evidence]
+        lines += [f"  changes   {path}" for path in self.paths]
+        lines += [f"  {result:9} {name}" for name, result in self.hooks.items()]
+        lines += [f"  not run   {name}" for name in self.not_run]
+        if "failed" in self.hooks.values():
+            lines += [harmless(self.hook_output)]
         return lines
 
 
@@ -514,6 +589,79 @@ def rebase_report(
         ],
         work=str(outcome.work) if outcome.work else None,
         digest=outcome.series.digest if outcome.series else None,
+    )
+
+
+def standing_report(item: upstream.Standing) -> StandingReport:
+    """The same as data."""
+    return StandingReport(
+        name=item.patch.name,
+        subject=item.patch.subject,
+        state=item.state,
+        drop=item.drop,
+        merges=item.merges,
+        probes=item.found,
+        evidence=list(item.evidence),
+    )
+
+
+def upstream_status_report(
+    found: list[upstream.Standing], release: str, target: str
+) -> UpstreamStatusReport:
+    """The report of holding each patch of ``release`` against ``target``."""
+    drop = [item.patch.name[:4] for item in found if item.drop]
+    message = f"{len(found)} patches of {release}: {target} makes {len(drop)} needless"
+    message += f"; to drop there: {', '.join(drop)}" if drop else ""
+    return UpstreamStatusReport(
+        schema=schema("upstream-status"),
+        result="state",
+        exit_code=0,
+        message=message,
+        release=release,
+        target=target,
+        patches=[standing_report(item) for item in found],
+    )
+
+
+def prepare_report(made: upstream.Prepared, proposal: upstream.Proposal) -> PrepareReport:
+    """The report of preparing a patch; hooks that still find something have exit code 10."""
+    results: dict[str, tuple[Result, int, str]] = {
+        "nothing": ("nothing-to-do", 0, f"{made.onto[:12]} has no use for it any more"),
+        "ready": ("would-do", 0, f"make the branch {made.branch} with one commit"),
+        "made": (
+            "done",
+            0,
+            f"the branch {made.branch}; read it and {made.body}, then push it yourself",
+        ),
+        "conflict": ("conflict", 3, f"{proposal.slug} does not merge by itself"),
+    }
+    result, code, message = results[made.result]
+    if made.work:
+        message += f": edit the files in {made.work}, then give the same command again"
+    if made.linted.failed:
+        result, code = "warned", 10
+        message += f"; hooks that still find something: {', '.join(made.linted.failed)}"
+    return PrepareReport(
+        schema=schema("upstream-prepare"),
+        result=result,
+        exit_code=code,
+        message=message,
+        patch=proposal.slug,
+        release=proposal.series.release,
+        onto=made.onto,
+        branch=made.branch,
+        commit=made.commit,
+        standing=standing_report(made.standing),
+        steps=[
+            CarriedPatch(name=step.name, state=step.state, evidence=list(step.evidence))
+            for step in made.steps
+        ],
+        paths=list(made.paths),
+        hooks=dict(made.linted.hooks),
+        not_run=list(made.linted.not_run),
+        hook_output=made.linted.output,
+        body=str(made.body) if made.body else None,
+        work=str(made.work) if made.work else None,
     )
 
 

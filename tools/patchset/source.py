@@ -14,8 +14,8 @@ from patchset.series import Read
 
 
 @contextmanager
-def open_source(path: Path) -> Iterator[Read]:
-    """A function that reads one path of ``path``, whatever it is."""
+def open_source(path: Path, folders: tuple[str, ...] = (PACKAGE,)) -> Iterator[Read]:
+    """A function that reads one path of ``path``, whatever it is; of a .tar.gz, in ``folders``."""
     if not path.exists():
         raise UsageFault(f"{path}: does not exist")
     if path.is_dir():
@@ -26,7 +26,7 @@ def open_source(path: Path) -> Iterator[Read]:
         with Archive(path) as archive:
             yield archive.read
     elif path.name.endswith(".tar.gz"):
-        yield _tarball(path).get
+        yield _tarball(path, folders).get
     else:
         raise UsageFault(f"{path}: is not a wheel, a .tar.gz or a folder")
 
@@ -38,14 +38,14 @@ def _read_file(root: Path, name: str) -> bytes | None:
         return None
 
 
-def _tarball(path: Path) -> dict[str, bytes]:
-    """All package files of an sdist. It is 30 MB packed; only the lock and tests read it."""
+def _tarball(path: Path, folders: tuple[str, ...]) -> dict[str, bytes]:
+    """All files of an sdist below ``folders``. It is 30 MB packed."""
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(path) as archive:
             for member in archive:
                 name = member.name.partition("/")[2]
-                if member.isfile() and name.startswith(f"{PACKAGE}/"):
+                if member.isfile() and name.partition("/")[0] in folders:
                     stream = archive.extractfile(member)
                     assert stream is not None
                     found[name] = stream.read()
