@@ -53,15 +53,16 @@ image: python ## Image of the release with the series; needs docker, podman or b
 image-context: python ## What docker-bake.hcl and a plain docker build need besides the checkout
 	@py=$$($(call env,tools)) && exec "$$py" tools/image.py --context $(ARGS)
 
-bench: python ## What the tools cost against doing the same by hand
-	@py=$$($(call env,dev)) && exec "$$py" tools/bench.py --release $(RELEASE) $(ARGS)
+bench: python ## Measure a running server, ARGS='--url http://...'; without it, what the tools cost
+	@py=$$($(call env,bench)) && exec "$$py" tools/bench.py \
+	$(if $(findstring -url,$(ARGS)),,--release $(RELEASE)) $(ARGS)
 
 lint: python ## Style and types of our own code
 	@py=$$($(call env,dev)) && "$$py" -m ruff check . && "$$py" -m ruff format --check . \
 	&& "$$py" -m mypy && "$${py%/*}/hadolint" Dockerfile
 
 lock: python ## Write requirements/*.txt anew from requirements/*.in
-	@py=$$($(call env,dev)) && cd requirements && for name in tools dev $(ENGINES); do \
+	@py=$$($(call env,dev)) && cd requirements && for name in tools dev bench $(ENGINES); do \
 	case $$name in engine-0.16.0) before='--exclude-newer 2026-04-10';; \
 	engine-0.23.0) before='--exclude-newer 2026-06-20';; \
 	engine-0.32.0) before='--exclude-newer 2026-10-21';; *) before=;; esac; \

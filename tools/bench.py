@@ -1,4 +1,4 @@
-"""Measure the tools against what one would use without them, as ratios in one run."""
+"""Measure a running server (--url), or these tools against what one would use without them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ def bench(
     quick: bool,
     json: bool,
 ) -> None:
-    """Time rebuilding, applying and looking, each against its alternative."""
+    """Time rebuilding, applying and looking, each against its alternative.
+
+    With --url or --baseline-url it measures a running server: see bench_server.py --help.
+    """
 
     def job(progress: Progress) -> Report:
         from patchset.project import Project
@@ -339,4 +342,8 @@ def _git(root: Path, *words: str) -> None:
 
 
 if __name__ == "__main__":
+    if any(word.partition("=")[0] in ("--url", "--baseline-url") for word in sys.argv[1:]):
+        from bench_server import app
+
+        run(app, "bench-server")
     run(bench, "bench")

@@ -47,6 +47,7 @@ _WORD = {
     "go": "go",
     "warned": "go, with care",
     "stop": "stop",
+    "partial": "stopped early",
 }
 
 EXIT_CODES = (

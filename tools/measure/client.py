@@ -134,6 +134,18 @@ class Run(Strict, frozen=True):
     client_acceptance_length: float | None
     foreign: Foreign | None
 
+    @property
+    def told(self) -> str:
+        """In a line."""
+        told = [f"{self.output_throughput:.1f} tokens/s", f"{self.seconds:.1f} s"]
+        if self.acceptance_length is not None:
+            told.insert(0, f"acceptance length {self.acceptance_length:.2f}")
+        if self.failed:
+            told.append(f"{self.failed} requests failed")
+        if self.foreign is not None:
+            told.append(f"foreign traffic: {self.foreign}")
+        return ", ".join(told)
+
 
 def find_client(python: Path) -> Client:
     """The vLLM of a Python. Raises UsageFault or Refused, with the reason, if it has none."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 
 from measure.metrics import Snapshot, read
 from measure.web import address, fetch
-from patchset.errors import Refused
+from patchset.errors import PatchsetError, Refused
 
 SETTLING = 10.0  # seconds that requests in flight get to end
 WARM_UP_TOKENS = 64
@@ -117,8 +117,11 @@ def settle(server: Server, patience: float = SETTLING) -> Snapshot:
 def warm_up(server: Server, concurrency: int, timeout: float = 600) -> None:
     """Send ``concurrency`` short chats at once: kernels get compiled, and caches filled, by these.
 
-    Their prompts are in no data set, so that no prompt that counts is in the prefix cache.
+    Their prompts are in no data set, so that no prompt that counts is in the prefix cache. Raises
+    Refused or EnvironmentFault if one is not answered.
     """
+
+    faults: list[PatchsetError] = []
 
     def chat(number: int) -> None:
         body = {
@@ -127,8 +130,16 @@ def warm_up(server: Server, concurrency: int, timeout: float = 600) -> None:
             "max_completion_tokens": WARM_UP_TOKENS,
             "temperature": 0,
         }
-        fetch(server.url + "/v1/chat/completions", body, timeout=timeout)
+        try:
+            fetch(server.url + "/v1/chat/completions", body, timeout=timeout)
+        except PatchsetError as fault:
+            faults.append(fault)
 
-    with ThreadPoolExecutor(concurrency) as pool:
-        for done in [pool.submit(chat, number) for number in range(concurrency)]:
-            done.result()
+    # Not a pool: an interrupt would wait for its threads.
+    threads = [Thread(target=chat, args=(n,), daemon=True) for n in range(concurrency)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if faults:
+        raise faults[0]

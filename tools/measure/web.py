@@ -41,7 +41,7 @@ def fetch(url: str, body: Mapping[str, Any] | None = None, *, timeout: float = 3
             content: bytes = answer.read(LIMIT + 1)
     except urllib.error.HTTPError as fault:
         step = "Set OPENAI_API_KEY to the server's key." if fault.code in (401, 403) else None
-        said = fault.read(300).decode("utf-8", "replace").strip()
+        said = _reason(fault.read(LIMIT))
         raise Refused(
             f"{url} answers {fault.code} {fault.reason}" + (f": {said}" if said else ""),
             next_step=step or "Is this the address of a vLLM server, and the right model name?",
@@ -55,3 +55,13 @@ def fetch(url: str, body: Mapping[str, Any] | None = None, *, timeout: float = 3
     if len(content) > LIMIT:
         raise Refused(f"{url} answers with more than {LIMIT >> 20} MiB")
     return content
+
+
+def _reason(content: bytes) -> str:
+    """What vLLM says in an error: the first line of its message."""
+    try:
+        found = json.loads(content)
+        said = str(found.get("error", found).get("message", ""))
+    except (ValueError, AttributeError):
+        return ""
+    return said.strip().partition("\n")[0][:300]

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 PREFIX = "vllm-kimi-eagle3"
 
 Result = Literal[
-    "done", "nothing-to-do", "would-do", "state", "conflict", "error", "go", "warned", "stop"
+    "done",
+    "nothing-to-do",
+    "would-do",
+    "state",
+    "conflict",
+    "error",
+    "go",
+    "warned",
+    "stop",
+    "partial",
 ]
 
 
