@@ -1,6 +1,9 @@
 """What the engine tests share besides fixtures."""
 
 import functools
+import json
+import subprocess
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Mapping
@@ -10,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from packaging.version import Version
-from standin.engine import cache_root, run_engines
+from standin.engine import cache_root, engine_environ, run_engines
 
 from patchset.download import download
 from patchset.faults import load_faults
@@ -18,6 +21,7 @@ from patchset.project import Project
 from patchset.wheel import build_wheel
 
 RELEASE = "0.16.0"
+UPSTREAM = Path(__file__).parent / "upstream"  # what the release's own tests need on a CPU
 
 # The first release that an environment serves, and the release it was locked for.
 LOCKS = {"0.15.0": "0.16.0", "0.20.0": "0.23.0", "0.27.0": "0.32.0"}
@@ -149,6 +153,56 @@ def tree(version: str, upto: int | None = None) -> Path:
     wheels.mkdir(parents=True, exist_ok=True)
     built = build_wheel(wheel, project, release, out=wheels, upto=upto)
     return unpacked(built.path, built.sha256)
+
+
+def release_tests(version: str) -> Path:
+    """The folder with `tests/` of the release's source archive."""
+    artifact = Project.here().release(version).find("sdist")
+    kept = cache_root() / "trees" / f"{artifact.sha256[:16]}-tests"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept.parent, prefix="part-") as folder:
+            with tarfile.open(download(artifact)) as archive:
+                top = f"vllm-{version}/"
+                wanted = (top + "tests/", top + "pyproject.toml")
+                members = [m for m in archive if m.name.startswith(wanted)]
+                archive.extractall(folder, members, filter="data")
+            (Path(folder) / f"vllm-{version}").rename(kept)
+    return kept
+
+
+def run_release_tests(
+    engine: Engine,
+    folder: Path,
+    arguments: list[str],
+    environ: Mapping[str, str | None] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """What pytest, given `arguments` in `folder`, made of each test there, by its id.
+
+    `folder` is like that of `release_tests`. `outcome` is passed, failed, skipped and so on; there
+    are `seconds` and, unless it passed, the `reason`. None in `environ` takes a variable away.
+    """
+    with tempfile.TemporaryDirectory(prefix="outcomes-") as kept:
+        answer = Path(kept) / "outcomes.json"
+        settings = engine_environ(engine.tree)
+        settings |= {
+            "PYTHONPATH": f"{settings['PYTHONPATH']}:{UPSTREAM}",
+            "RELEASE_TESTS_OUTCOMES": str(answer),
+            "VLLM_PLUGINS": "",  # the scaffolding is for whole engines
+        }
+        command = [str(engine.python), "-m", "pytest", "-q", "-p", "release_tests"]
+        done = subprocess.run(
+            [*command, "-p", "no:cacheprovider", *arguments],
+            cwd=folder,
+            env={k: v for k, v in {**settings, **(environ or {})}.items() if v is not None},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=1800,
+        )
+        assert done.returncode in (0, 1), (done.stdout + done.stderr)[-3000:]
+        found: dict[str, dict[str, Any]] = json.loads(answer.read_text())
+        return found
 
 
 # What each style of drafter calls its layer.

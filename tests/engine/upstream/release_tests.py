@@ -1,16 +1,18 @@
 """pytest plugin in the engine's environment: lets the release's own tests run on a CPU.
 
 Adds nothing to the code under test: it names an attention backend where the tests' helper
-knows GPUs only, and writes each test's outcome to the file in RELEASE_TESTS_OUTCOMES.
+knows GPUs only, and writes each test's outcome, seconds and reason, if it has one, to the file in
+RELEASE_TESTS_OUTCOMES.
 """
 
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-OUTCOMES: dict[str, str] = {}
+OUTCOMES: dict[str, dict[str, Any]] = {}
 
 
 def pytest_configure() -> None:
@@ -30,7 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or report.outcome != "passed":
         how = report.outcome if report.when == "call" else f"{report.outcome} in {report.when}"
-        OUTCOMES[report.nodeid] = how
+        crash = getattr(report.longrepr, "reprcrash", None)
+        OUTCOMES[report.nodeid] = {
+            "outcome": how,
+            "seconds": report.duration,
+            "reason": crash.message if crash else report.longreprtext,
+        }
 
 
 def pytest_sessionfinish() -> None:
