@@ -141,7 +141,7 @@ def test_an_image_serves_the_stand_in(builder: Builder, tmp_path: Path) -> None:
     own = {key: builder.environ[key] for key in ("STORAGE_DRIVER", "CONTAINERS_STORAGE_CONF")}
     log = tmp_path / "server.log"
     with serve(
-        python, root / SITE, engine, log=log, environ=own, timeout=900, launch=start
+        python, root / SITE, engine, log=log, environ=own, timeout=1800, launch=start
     ) as server:
         body = {"model": "standin", "prompt": "baba dabe gabi", "max_tokens": 32, "temperature": 0}
         answer = server.post("/v1/completions", body)

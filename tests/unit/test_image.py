@@ -131,8 +131,6 @@ def test_a_base_becomes_an_image(inside: Inside) -> None:
     for path in [inside.out, *inside.out.rglob("*")]:
         runs = path.is_dir() or path.name in ("check", "entrypoint")
         assert stat.S_IMODE(path.stat().st_mode) == (0o755 if runs else 0o644), path
-    # Small, and without what only building needs.
-    assert not list(inside.out.rglob("*unidiff*"))
     assert not [path for path in inside.out.rglob("*") if path.is_symlink()]
 
 
@@ -143,6 +141,7 @@ def test_the_entry_point_starts_the_bases_own_only_on_what_was_built(inside: Ins
     assert (done.returncode, done.stdout, done.stderr) == (0, "vllm serve --model a b\n", "")
     path = inside.tree / "vllm" / "beta.py"
     path.write_bytes(path.read_bytes() + b"\n")
+    (inside.tree / "unidiff.py").write_text("raise ImportError\n")  # a base has no such package
     done = inside.start()
     assert (done.returncode, done.stdout) == (3, "")
     assert "foreign: vllm/beta.py" in done.stderr

@@ -16,6 +16,7 @@ from typing import Final, Literal
 
 from patchset import operations
 from patchset.errors import IntegrityFault, Refused, UsageFault
+from patchset.image import copy_packages
 from patchset.paths import VERSION_FILE
 from patchset.project import Project
 from patchset.releases import Sha256, Strict
@@ -23,7 +24,7 @@ from patchset.tree import open_tree
 
 NOTE: Final = "image.json"
 SBOM: Final = "sbom.cdx.json"
-# What `apply.py --status --expect` imports; the packages behind it are those of the base.
+# What `apply.py --status --expect` imports; most packages behind it are those of the base.
 _SCRIPTS: Final = ("apply.py", "cli.py")
 _IMPORT_SECONDS: Final = 1800
 
@@ -212,6 +213,7 @@ def _install(project: Project, note: ImageNote, out: Path) -> None:
     shutil.copytree(project.root / "tools" / "patchset", tools / "patchset", ignore=kept)
     for name in _SCRIPTS:
         shutil.copyfile(project.root / "tools" / name, tools / name)
+    copy_packages(tools)  # beside the scripts: no other program finds them there
     for kind in ("patches", "overlay"):
         # Patches may be links to those of other releases, which do not go along.
         if (source := project.root / kind / f"v{note.release}").is_dir():

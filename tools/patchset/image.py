@@ -77,6 +77,12 @@ def tag_of(release: Release) -> str:
 def stage(root: Path) -> Path:
     """Put what the base lacks into the build context below ``root``; returns its folder."""
     folder = root / STAGE
+    copy_packages(folder)
+    return folder
+
+
+def copy_packages(folder: Path) -> None:
+    """Put the packages that vLLM does not bring into ``folder``, with their licences."""
     kept = shutil.ignore_patterns("__pycache__")
     for name in _PACKAGES:
         spec = find_spec(name)
@@ -87,7 +93,6 @@ def stage(root: Path) -> Path:
         for source in (package, *package.parent.glob(f"{name}-*.dist-info")):
             shutil.rmtree(folder / source.name, ignore_errors=True)
             shutil.copytree(source, folder / source.name, ignore=kept)
-    return folder
 
 
 def find_base(program: Program, image: str, arch: str | None) -> Base:
