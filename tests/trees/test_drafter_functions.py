@@ -6,9 +6,11 @@ are taken out of its source and run.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +26,8 @@ pytestmark = pytest.mark.network
 
 CONFIG = "vllm/config/speculative.py"
 V1 = "vllm/v1/worker/gpu_model_runner.py"
-V2 = "vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py"
+V2_EAGLE = "vllm/v1/worker/gpu/spec_decode/eagle"
+V2 = f"{V2_EAGLE}/eagle3_utils.py"
 KEY = "eagle_aux_hidden_state_layer_ids"
 LAYERS, HIDDEN = 61, 7168  # Kimi-K2.5's
 
@@ -50,6 +53,13 @@ def code(pristine: Path, project: Project, release: Release) -> Iterator[Code]:
         for step in project.series(release.version).forward(read):
             after.update(step.files)
         yield Code(lambda path: after[path] if path in after else read(path))
+
+
+@pytest.fixture(scope="module")
+def released(pristine: Path) -> Iterator[Code]:
+    """The source of the same release as published."""
+    with open_source(pristine) as read:
+        yield Code(read)
 
 
 def resolve(code: Code, fields: dict[str, Any], fc: int | None = 3) -> tuple[Any, Log]:
@@ -142,7 +152,62 @@ def test_only_a_request_that_is_too_long_for_the_drafter_is_left_without_drafts(
     assert not exceeds(scheduler, SimpleNamespace(num_computed_tokens=4000))
 
 
+def overridden(code: Code, monkeypatch: pytest.MonkeyPatch, **draft: Any) -> Any:
+    """The attention backend under which the V2 runner builds a drafter beside an MLA target."""
+
+    def replace(config: Any, **changes: Any) -> Any:
+        return SimpleNamespace(**{**vars(config), **changes})
+
+    target = SimpleNamespace(
+        model_config=SimpleNamespace(use_mla=True),
+        attention_config=SimpleNamespace(backend="TRITON_MLA"),
+        load_config=None,
+    )
+    drafter = SimpleNamespace(
+        draft_model_config=SimpleNamespace(use_mla=draft["use_mla"]),
+        attention_backend=draft.get("attention_backend"),
+        kv_cache_dtype=None,
+        moe_backend=None,
+    )
+    name = "apply_draft_overrides"
+    if function := code.find(CONFIG, f"SpeculativeConfig.{name}"):
+        table = [("attention_backend", "attention_config", "backend")]
+        run = _run(function, replace=replace, _DRAFT_VLLM_CONFIG_OVERRIDES=table)
+        return run[name](drafter, target).attention_config.backend
+
+    class Loaded(Exception):
+        """Carries the configuration, where the model would be loaded."""
+
+    def get_model(*, vllm_config: Any, **_: Any) -> None:
+        raise Loaded(vllm_config)
+
+    for module in ("vllm", "vllm.compilation"):
+        monkeypatch.setitem(sys.modules, module, ModuleType(module))
+    backends: Any = ModuleType("vllm.compilation.backends")
+    backends.set_model_tag = lambda _: nullcontext()
+    monkeypatch.setitem(sys.modules, backends.__name__, backends)
+    name = "load_eagle_model"
+    used = {"get_model": get_model, "get_pp_safe_draft_load_config": lambda config: config}
+    run = _run(code.get(f"{V2_EAGLE}/utils.py", name), replace=replace, **used)
+    target.speculative_config = drafter
+    with pytest.raises(Loaded) as loaded:
+        run[name](None, target)
+    return loaded.value.args[0].attention_config.backend
+
+
 FROM_V2 = [p for p in pins(series=True) if Version(p.values[0].version) >= Version("0.29.0")]
+
+
+@pytest.mark.parametrize("release", FROM_V2, indirect=True, scope="module")
+def test_an_mla_backend_reaches_mla_drafters_only(
+    code: Code, released: Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F06, with the V2 runner. 0.29.0 as released does not even take the drafter's own."""
+    own = {"use_mla": False, "attention_backend": "FLASH_ATTN"}
+    assert overridden(released, monkeypatch, use_mla=False) == "TRITON_MLA"
+    assert overridden(code, monkeypatch, use_mla=False) is None
+    assert overridden(code, monkeypatch, use_mla=True) == "TRITON_MLA"
+    assert overridden(code, monkeypatch, **own) == "FLASH_ATTN"
 
 
 @pytest.mark.parametrize("release", FROM_V2, indirect=True, scope="module")
