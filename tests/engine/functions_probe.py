@@ -75,7 +75,7 @@ def captured_states(tree: Path, layer_ids: tuple[int, ...]) -> list[float]:
         norm=norm,
         aux_hidden_state_layers=layer_ids,
     )
-    _, states = forward(target, None, None, None, torch.zeros(1))
+    _, states = forward(target, torch.zeros(1), torch.zeros(1), None, torch.zeros(1))
     return [float(state) for state in states]
 
 
@@ -140,6 +140,7 @@ def image_behind_the_chunk(tree: Path) -> list[Any]:
         "_gather_mm_embeddings",
         # From 0.23.0 on it asks for the features that may matter: here the only one does.
         get_mm_features_in_window=lambda features, start, end: (0, len(features)),
+        PIN_MEMORY=False,
     )
 
     def buffer() -> SimpleNamespace:
@@ -161,6 +162,7 @@ def image_behind_the_chunk(tree: Path) -> list[Any]:
         input_batch=SimpleNamespace(req_ids=["a"]),
         requests={"a": request},
         encoder_cache={},
+        _get_encoder_output_from_cache=lambda identifier: None,  # from 0.28.0
         is_multimodal_pruning_enabled=False,
         uses_mrope=False,
     )

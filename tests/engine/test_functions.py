@@ -1,4 +1,4 @@
-"""What the series touch, in every release from 0.18.0 to 0.23.0, by single functions of its source.
+"""What the series touch, in every release from 0.18.0 on, by single functions of its source.
 
 Few of these releases are run as engines. See `functions_probe.py` for what is real in this, and
 tests/trees for functions that need no torch.
@@ -17,10 +17,12 @@ from patchset.project import Project
 from patchset.series import changes
 from patchset.source import open_source
 
-RELEASES = (
-    *("0.18.0", "0.18.1", "0.19.0", "0.19.1", "0.20.0", "0.20.1", "0.20.2"),
-    *("0.21.0", "0.22.0", "0.22.1", "0.23.0"),
-)
+PROJECT = Project.here()
+RELEASES = [
+    item.version
+    for item in PROJECT.releases.release
+    if Version(item.version) >= Version("0.18.0") and PROJECT.has_series(item.version)
+]
 # Case -> what the patched function gives.
 RIGHT: dict[str, Any] = {
     "states at 2": [2.0],
@@ -43,7 +45,12 @@ WRONG: dict[str, Any] = {
     "positions": [[2, 7], [3, 0], [4, 1]],
 }
 # The first release whose own function is right.
-HEALED = {"fc_norm, mla": "0.23.0"}
+HEALED = {
+    "fc_norm, mla": "0.23.0",
+    "image": "0.24.0",
+    "states at 4": "0.25.0",
+    "rope_theta, mla": "0.28.0",
+}
 # The first release that has the function.
 SINCE = {"positions": "0.21.0"}
 
@@ -53,11 +60,10 @@ def found(
     engine_python: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """The probe's answers: release -> stock or patched -> case."""
-    project = Project.here()
     folder = tmp_path_factory.mktemp("functions")
     for version in RELEASES:
-        with open_source(download(project.release(version).pristine())) as read:
-            for change in changes(project.series(version).forward(read), read):
+        with open_source(download(PROJECT.release(version).pristine())) as read:
+            for change in changes(PROJECT.series(version).forward(read), read):
                 for state, content in (("stock", change.before), ("patched", change.after)):
                     place = folder / version / state / change.path
                     place.parent.mkdir(parents=True, exist_ok=True)

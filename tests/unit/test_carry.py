@@ -298,6 +298,10 @@ def test_never_overwrites(next_world: World, folder: str) -> None:
     before = read_tree(next_world.root)
     with pytest.raises(Refused, match="exists already"):
         attempt(next_world)
+    outcome = attempt(next_world, dry_run=True)  # writes nothing, so it may still tell
+    assert len(outcome.patches) == 3
+    said = rebase_report(outcome, VERSION, NEXT, dry_run=True).message
+    assert ("never overwritten" in said) == (folder == "patches")
     assert read_tree(next_world.root) == before
     assert not list((next_world.root / "patches").glob(".*"))
 

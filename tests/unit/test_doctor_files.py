@@ -118,6 +118,7 @@ def test_links_and_other_things_that_are_no_files(tmp_path: Path) -> None:
     linked.mkdir()
     for name in ("config.json", "model.safetensors"):
         (linked / name).symlink_to(path / name)
+    (linked / "README.md").symlink_to("gone")  # nothing that is read
     assert len(open_checkpoint(str(linked)).tensors()) == 12
     (linked / "loop.safetensors").symlink_to("loop.safetensors")
     with pytest.raises(IntegrityFault, match=r"loop\.safetensors: leads to no file"):
@@ -125,6 +126,14 @@ def test_links_and_other_things_that_are_no_files(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(UsageFault, match="not a folder"):
         open_checkpoint(str(tmp_path / "loop"))
+
+
+def test_numbers_that_only_python_reads(tmp_path: Path) -> None:
+    path = make_drafter(tmp_path / "x")
+    for word in ("NaN", "-Infinity"):
+        (path / "config.json").write_text(f'{{"a": "NaN", "b": [1, {word}]}}')
+        with pytest.raises(Refused, match=rf"config\.json: holds {word}, which Python reads"):
+            _ = open_checkpoint(str(path)).config
 
 
 def test_places_that_are_no_checkpoint(tmp_path: Path) -> None:

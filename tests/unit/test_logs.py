@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -236,6 +237,18 @@ def test_a_compressed_log_is_no_log(tmp_path: Path) -> None:
     (tmp_path / "log.gz").write_bytes(gzip.compress(sample_of(BY_ID["F03"]).encode() * 99))
     with pytest.raises(UsageFault, match="not a text file"):
         read_log(tmp_path / "log.gz")
+
+
+def test_a_pipe_is_read_to_its_end_and_not_waited_for_without_a_writer(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageFault, match="pipe: nobody writes to that pipe"):
+        read_log(pipe)
+    reads, writes = os.pipe()  # as the shell's <(...) gives one
+    with subprocess.Popen(["sh", "-c", "sleep 1; echo late"], stdout=writes):
+        os.close(writes)
+        assert read_log(Path(f"/dev/fd/{reads}")) == "late\n"
+    os.close(reads)
 
 
 def test_a_log_of_two_runs_shows_the_faults_of_both() -> None:

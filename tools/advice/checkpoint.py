@@ -112,12 +112,14 @@ class Folder:
         return str(self.path)
 
     def sizes(self) -> Mapping[str, int]:
-        """See :class:`Source`. Raises :class:`IntegrityFault` for a link that leads nowhere."""
+        """See :class:`Source`; a link that leads nowhere is no file, unless it should be read."""
         found = {}
         for entry in sorted(os.scandir(self.path), key=lambda entry: entry.name):
             try:
                 status = entry.stat()
             except OSError as fault:
+                if not entry.name.endswith((".json", ".safetensors")):
+                    continue
                 raise IntegrityFault(f"{entry.path}: leads to no file: {fault.strerror}") from fault
             if stat.S_ISREG(status.st_mode):  # anything else could block, or never end
                 found[entry.name] = status.st_size
@@ -273,7 +275,17 @@ class Checkpoint:
         return f"{self.source.place}/{name}"
 
     def _object(self, name: str) -> dict[str, Any]:
-        return _parse(self._text(name), self._path(name))
+        raw = self._text(name)
+        try:
+            return _parse(raw, self._path(name))
+        except IntegrityFault as fault:
+            if word := _PYTHON_NUMBER.search(raw):
+                raise Refused(
+                    f"{self._path(name)}: holds {word[1].decode()}, which Python reads and JSON "
+                    "does not have",
+                    next_step="Write a number or null in its place.",
+                ) from fault
+            raise
 
     def _text(self, name: str) -> bytes:
         size = self.sizes[name]
@@ -346,6 +358,7 @@ def _raw_header(source: Source, name: str, size: int) -> tuple[int, dict[str, di
 
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
+_PYTHON_NUMBER = re.compile(rb"[\[:,]\s*(-?Infinity|NaN)\s*[\],}]")
 _dtype, _shape, _span = map(itemgetter, ("dtype", "shape", "data_offsets"))
 
 

@@ -8,7 +8,9 @@ lines counts here: prefixes are taken off, and what was wrapped is also read joi
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from bisect import bisect
 from collections.abc import Sequence
 from contextlib import suppress
@@ -115,8 +117,12 @@ def read_log(path: Path) -> str:
     Raises :class:`EnvironmentFault` if it cannot be read, :class:`UsageFault` if it is no text.
     """
     try:
-        with open(0 if str(path) == "-" else path, "rb", closefd=str(path) != "-") as file:
+        with (
+            open(0, "rb", closefd=False) if str(path) == "-" else open(path, "rb", opener=_opened)
+        ) as file:
             data = file.read(LIMIT + 1)
+            if not data and stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+                raise UsageFault(f"{path}: nobody writes to that pipe", next_step="Name a file.")
             if len(data) > LIMIT:
                 data = data[: LIMIT // 2]
                 end = b""
@@ -133,6 +139,13 @@ def read_log(path: Path) -> str:
             f"{path}: is not a text file", next_step="Give the log itself, unpacked if compressed."
         )
     return data.decode("utf-8", "replace")
+
+
+def _opened(path: str, flags: int) -> int:
+    """Open without waiting for somebody to write to a pipe; what one writes is waited for."""
+    number = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(number, True)
+    return number
 
 
 def split_log(text: str) -> list[Line]:

@@ -61,7 +61,8 @@ class Outcome:
     """``work`` is the folder of an open conflict, ``series`` the new series where it was written.
 
     Without a conflict, ``patches`` are the contents of the new patch files, in order; ``linked``
-    are those (of any release) that became links to an equal one, ``vA.B.C/NAME``.
+    are those (of any release) that became links to an equal one, ``vA.B.C/NAME``. ``taken``, which
+    only a dry run gets to see: the target has a series already.
     """
 
     steps: tuple[Carried, ...]
@@ -70,6 +71,7 @@ class Outcome:
     work: Path | None = None
     series: Series | None = None
     linked: tuple[str, ...] = ()
+    taken: bool = False
 
     @property
     def conflict(self) -> Carried | None:
@@ -92,8 +94,8 @@ def carry(
 
     ``read_source`` and ``read_target`` read their pristine files. ``work`` is where conflicts are
     left, and looked for. ``ask`` names patches that stop as if they were conflicts, for a person to
-    look at. Raises :class:`Refused` if ``target`` has a series already, or a file in ``work`` is
-    not resolved or was made from other contents.
+    look at. Raises :class:`Refused` if ``target`` has a series already (a ``dry_run``
+    only says so), or a file in ``work`` is not resolved or was made from other contents.
     """
     old, new = project.release(source), project.release(target)
     if old.version == new.version:
@@ -102,7 +104,8 @@ def carry(
     for path, entry in lock.paths.items():
         if digest(read_source(path)) != entry.before:
             raise Refused(f"{path}: the source given as {old.version} is not as released")
-    if (project.root / "patches" / new.directory).exists():
+    taken = (project.root / "patches" / new.directory).exists()
+    if taken and not dry_run:
         raise Refused(
             f"patches/{new.directory}: exists already, and is never overwritten",
             next_step="Remove it, and its overlay, to carry the series anew.",
@@ -121,6 +124,7 @@ def carry(
             job.patches,
             tuple(job.kept),
             work if job.stopped and not dry_run else None,
+            taken=taken,
         )
     if job.stopped or dry_run:
         return outcome

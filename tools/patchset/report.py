@@ -576,6 +576,7 @@ def rebase_report(
     message = f"{count} patches of {source} carried to {target}"
     message += f", {len(dropped)} dropped as already there" if dropped else ""
     message += f"; equal ones are links now: {', '.join(outcome.linked)}" if outcome.linked else ""
+    message += f"; but {target} has a series, which is never overwritten" if outcome.taken else ""
     if step := outcome.conflict:
         result = "conflict"
         message = f"{step.name} does not merge onto {target} by itself" + (
