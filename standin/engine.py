@@ -53,12 +53,16 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class Server:
-    """An OpenAI server that answers at `url` (no trailing slash) as model `model`."""
+    """An OpenAI server that answers at `url` (no trailing slash) as model `model`.
+
+    `patience`: seconds that an answer may keep silent.
+    """
 
     url: str
     log: Path
     process: subprocess.Popen[bytes]
     model: str = "standin"
+    patience: float = 300.0
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """POST `body` as JSON and return the decoded answer. Raises urllib.error.HTTPError."""
@@ -67,7 +71,7 @@ class Server:
             data=json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=300) as answer:
+        with urllib.request.urlopen(request, timeout=self.patience) as answer:
             decoded: dict[str, Any] = json.load(answer)
         return decoded
 

@@ -1,9 +1,14 @@
-"""What each test says of itself in a report: the release that it is about, and its group."""
+"""What each test says of itself in a report: the release that it is about, and its group.
+
+And that no server outlives a run that is ended from outside.
+"""
 
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -26,6 +31,21 @@ def properties(nodeid: str) -> dict[str, str]:
         release = release or RELEASE
         group = f"engine V{setting[1]}{' MLA' if setting[2] else ''}" if setting else "engine V1"
     return {"group": group} | ({"release": release} if release else {})
+
+
+def stop_on_signals() -> None:
+    """A kill or a closed terminal ends the run as Ctrl-C does: servers are stopped on the way."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    for kind in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(kind) is not signal.SIG_IGN:  # as nohup asks for
+            signal.signal(kind, stop)
+
+
+def pytest_configure() -> None:
+    stop_on_signals()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

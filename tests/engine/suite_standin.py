@@ -82,7 +82,18 @@ def material(target: Path) -> Material:
         filler=text(400, 200),
         data={"words": [text(6, 150 + 30 * n) for n in range(8)]},
         tokens=TOKENS,
+        call_tokens=TOKENS,
     )
+
+
+def cache_tokens(target: Path, mla: bool) -> int:
+    """What 1 GiB of KV cache holds of a target in float32, without a drafter."""
+    text = json.loads((target / "config.json").read_bytes())["text_config"]
+    rope, nope = text["qk_rope_head_dim"], text["qk_nope_head_dim"]
+    keys_and_values = 2 * text["num_attention_heads"] * (nope + rope)
+    width = text["kv_lora_rank"] + rope if mla else keys_and_values
+    token: int = 4 * text["num_hidden_layers"] * width
+    return (1 << 30) // token
 
 
 def context(target: Path, **more: Any) -> Context:
@@ -108,10 +119,11 @@ def configuration(
     """A server of the stand-in; `more` are fields of the context."""
     options: dict[str, Any] = {
         "model": str(target),
-        "max_num_batched_tokens": 512,
         "enable_auto_tool_choice": True,
         "tool_call_parser": "kimi_k2",
     }
+    if not engine.setting.mla:  # see test_images.py
+        options["max_num_batched_tokens"] = 512
     if drafter is not None:
         options["speculative_config"] = {
             "method": "eagle3",
@@ -125,6 +137,7 @@ def configuration(
 
     known = context(target, **more)
     if drafter is None:
-        return Configuration(name, start, known)
+        tokens = cache_tokens(target, engine.setting.mla)
+        return Configuration(name, start, replace(known, cache_tokens=tokens))
     drafting = {"drafts": DRAFTS, "published": {"words": 1.0 + DRAFTS}, **more}
     return Configuration(name, start, replace(known, **drafting), "alone")

@@ -5,12 +5,10 @@ A test module says in NEEDS what its tests want besides a card.
 
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -39,14 +37,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(missing)}; {GUIDE}"))
         else:
             item.add_marker("slow")  # make test counts what it skips, and does not take hours
-
-
-@pytest.fixture(scope="session", autouse=True)
-def servers_end_with_us() -> None:
-    """A closed terminal or a kill ends the run as Ctrl-C does: servers are stopped on the way."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGHUP, stop)

@@ -39,7 +39,7 @@ def campaign() -> Iterator[Campaign]:
         told(found.text())
 
 
-@pytest.mark.parametrize(("configuration", "check"), _pairs(), ids="-".join)
+@pytest.mark.parametrize(("configuration", "check"), _pairs())
 def test_kimi(configuration: str, check: str, campaign: Campaign) -> None:
     outcome = campaign.outcome(configuration, check)
     if outcome.status == "skipped":

@@ -17,7 +17,7 @@ from suite.campaign import Campaign, Configuration
 from suite.checks import Context, Material
 from suite.outcome import Outcome, failed, passed
 
-CONTEXT = Context(Material((), (), (), (), "", {}), margin=0.0)
+CONTEXT = Context(Material((), (), (), (), "", {}, 1, 1), margin=0.0)
 ASKED = {"target": "it"}
 
 

@@ -22,6 +22,7 @@ from patchset.faults import load_faults
 from patchset.project import Project
 from suite.checks import CHECKS, Check, Context
 from suite.outcome import Outcome, failed, skipped
+from suite.talk import reason
 
 _DEATHS = 2  # of one server, after which it is not started again
 
@@ -111,7 +112,7 @@ class Campaign:
         try:
             found = self.checks[check](server, context)
         except Exception as fault:
-            found = failed(f"cut short by {type(fault).__name__}: {fault}")
+            found = failed(f"cut short by {reason(fault)}")
             grace = 2.0
         if found.status != "failed":
             return found

@@ -22,6 +22,8 @@ from typing import Any
 from standin.engine import Server
 
 from advice.memory import DOUBT
+from measure.metrics import Snapshot, read
+from measure.server import look, settle
 from suite.outcome import Outcome, failed, passed, skipped
 from suite.talk import (
     ask,
@@ -30,6 +32,7 @@ from suite.talk import (
     difference,
     message_of,
     message_of_stream,
+    reason,
     say,
     streaming,
 )
@@ -41,7 +44,7 @@ LOAD = 16  # clients of the mixed load
 
 @dataclass(frozen=True)
 class Material:
-    """What is asked. ``tokens``: of one answer, at most.
+    """What is asked. ``tokens``: of one answer, at most; ``call_tokens``: of one that calls tools.
 
     ``pictures``: a question and two pictures, as URLs, that must not be answered alike.
     ``filler``: words to make long prompts of. ``data``: prompts by data set.
@@ -53,7 +56,8 @@ class Material:
     calling: Sequence[str]
     filler: str
     data: Mapping[str, Sequence[str]]
-    tokens: int = 256
+    tokens: int
+    call_tokens: int
 
 
 @dataclass(frozen=True)
@@ -114,10 +118,10 @@ def images(server: Server, context: Context) -> Outcome:
 
 
 def tool_calls(server: Server, context: Context) -> Outcome:
-    """Tool calls are the same streamed as whole, and the same as without a drafter."""
+    """Tool calls are the same streamed as whole."""
     material, whole, wrong = context.material, [], []
     for prompt in material.calling:
-        asked = body(server, say(prompt), material.tokens, tools=material.tools)
+        asked = body(server, say(prompt), material.call_tokens, tools=material.tools)
         want = message_of(server.post("/v1/chat/completions", asked))
         with streaming(server, asked) as chunks:
             got = message_of_stream(chunks)
@@ -150,7 +154,7 @@ def long_context(server: Server, context: Context) -> Outcome:
             return failed(f"a prompt of {length} tokens: {len(answers[-1]['tokens'])} of {new} new")
     found = _compared(context, "long_context", answers)
     if context.drafts:
-        found.figures["acceptance_length"] = _acceptance(before, _settled(server))
+        found.figures["acceptance_length"] = (_settled(server) - before).acceptance_length
     found.figures["prompts"] = list(lengths)
     return found
 
@@ -169,30 +173,28 @@ def _lengths(server: Server, context: Context) -> list[int]:
 
 def concurrency(server: Server, context: Context) -> Outcome:
     """The fixed prompts at every number of requests at once, answered in full; and how fast."""
-    material, speeds, worst = context.material, {}, None
-    near = context.reference is None
+    right, material, wrong = _right(context), context.material, []
+    if right is None:
+        return skipped("needs the check lossless to pass without a drafter")
+    speeds, ties = {}, {}
     for level in context.levels:
-        prompts = list(islice(cycle(material.prompts), max(level, len(material.prompts))))
-
-        one = partial(_ask, server, material.tokens, near and level == context.levels[0])
+        count = max(level, len(material.prompts))
+        one = partial(_ask, server, material.tokens)
         started = time.monotonic()
         with ThreadPoolExecutor(level) as pool:
-            answers = list(pool.map(one, prompts))
+            answers = list(pool.map(one, islice(cycle(material.prompts), count)))
         seconds = time.monotonic() - started
         speeds[str(level)] = round(sum(len(a["tokens"]) for a in answers) / seconds, 2)
         context.told(f"{level} at once: {speeds[str(level)]} tokens/s")
-        if level == context.levels[0]:
-            alone = answers
-        reference = context.reference or {"concurrency": {"answers": alone}}
-        # Without a drafter, against the same alone: a batch may change what is nearly a tie.
-        want = list(islice(cycle(reference["concurrency"]["answers"]), len(answers)))
-        figures, told = _differences(want, answers, context.margin)
-        worst = worst or (told and f"{level} at once: {told}")
-    figures = {"tokens_per_second": speeds}
-    if worst:
-        return failed(worst, **figures)
+        # A batch may change what is nearly a tie, with a drafter or without.
+        found, told = _differences(islice(cycle(right), count), answers, context.margin)
+        ties[str(level)] = found["near_ties"]
+        wrong += [f"{level} at once: {told}"] if told else []
+    figures = {"tokens_per_second": speeds, "near_ties": ties, "margin": context.margin}
+    if wrong:
+        return failed(wrong[0], **figures)
     sentence = f"{context.levels[-1]} at once are answered in full, {max(speeds.values())} tokens/s"
-    return passed(sentence, {"answers": alone, "speeds": speeds}, **figures)
+    return passed(sentence, {"speeds": speeds}, **figures)
 
 
 def speed_up(server: Server, context: Context) -> Outcome:
@@ -218,16 +220,16 @@ def acceptance(server: Server, context: Context) -> Outcome:
     for name, prompts in material.data.items():
         before = _settled(server)
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(partial(_ask, server, material.tokens, False), prompts))
-        after = _settled(server)
-        foreign = after["vllm:request_success_total"] - before.get("vllm:request_success_total", 0)
-        if foreign != len(prompts):
-            return failed(f"somebody else uses the server: {foreign:.0f} requests ended in {name}")
-        length = _acceptance(before, after)
+            list(pool.map(partial(_ask, server, material.tokens), prompts))
+        delta = _settled(server) - before
+        if delta.requests != len(prompts):
+            other = delta.requests - len(prompts)
+            return failed(f"somebody else uses the server: {other} requests more ended in {name}")
+        length = delta.acceptance_length
         if length is None:
             return failed(f"nothing was drafted on {name}")
         lengths[name] = length
-        context.told(f"{name}: acceptance length {length}")
+        context.told(f"{name}: acceptance length {length:.2f}")
         want = context.published.get(name, 0.0)
         if length < want * (1 - context.slack):
             missed.append(f"{length:.2f} on {name}, published {want:.2f}")
@@ -262,7 +264,7 @@ def disconnect(server: Server, context: Context) -> Outcome:
     for prompt in islice(cycle(context.material.prompts), DROPPED):
         _leave(server, prompt, context)
     if left := _busy_after(server, IDLE_SECONDS):
-        return failed(f"{left:.0f} requests still run {IDLE_SECONDS} s after their clients left")
+        return failed(f"{left} requests still run {IDLE_SECONDS} s after their clients left")
     return _afterwards(server, context, f"{DROPPED} clients left in the middle")
 
 
@@ -282,7 +284,7 @@ def mixed_load(server: Server, context: Context) -> Outcome:
                 kinds[kind](chance)
             except Exception as fault:  # whatever it is, it is what the check is about
                 with lock:
-                    wrong.append(f"{kind}: {type(fault).__name__}: {fault}")
+                    wrong.append(f"{kind}: {reason(fault)}")
             with lock:
                 done[kind] += 1
 
@@ -300,7 +302,7 @@ def mixed_load(server: Server, context: Context) -> Outcome:
     if missing := sorted(set(kinds) - set(done)):
         return failed(f"too short: nothing was asked of {', '.join(missing)}", **figures)
     if left := _busy_after(server, IDLE_SECONDS):
-        return failed(f"{left:.0f} requests still run {IDLE_SECONDS} s after the end", **figures)
+        return failed(f"{left} requests still run {IDLE_SECONDS} s after the end", **figures)
     found = _afterwards(server, context, f"{done.total()} requests in {context.minutes:g} minutes")
     found.figures.update(figures)
     return found
@@ -355,8 +357,8 @@ def _kinds(server: Server, context: Context) -> dict[str, Callable[[random.Rando
     return {kind.__name__: kind for kind in (text, leaving, picture, tools, long)}
 
 
-def _ask(server: Server, tokens: int, near: bool, prompt: str) -> dict[str, Any]:
-    return ask(server, say(prompt), tokens, near=near)
+def _ask(server: Server, tokens: int, prompt: str) -> dict[str, Any]:
+    return ask(server, say(prompt), tokens)
 
 
 def _longest(server: Server) -> int:
@@ -373,38 +375,37 @@ def _leave(server: Server, prompt: str, context: Context) -> None:
             pass
 
 
-def _settled(server: Server) -> dict[str, float]:
-    """The counters once they stand still: the engine counts a moment after it has answered."""
-    found = server.metrics()
-    for _ in range(30):
-        time.sleep(0.3)
-        found, before = server.metrics(), found
-        if all(found[key] == before.get(key) for key in found if key.endswith("_total")):
-            break
-    return found
+def _settled(server: Server) -> Snapshot:
+    """The counters once they stand still."""
+    return settle(look(server.url))
 
 
-def _busy_after(server: Server, seconds: float) -> float:
+def _busy_after(server: Server, seconds: float) -> int:
     """How many requests run or wait; returns 0 as soon as there are none."""
     end = time.monotonic() + seconds
     while True:
-        found = server.metrics()
-        busy = found["vllm:num_requests_running"] + found["vllm:num_requests_waiting"]
+        found = read(server.url)
+        busy = found.running + found.waiting
         if not busy or time.monotonic() > end:
             return busy
         time.sleep(0.5)
 
 
+def _right(context: Context) -> list[dict[str, Any]] | None:
+    """The answers without a drafter to the fixed prompts, if they were kept."""
+    known = context.kept if context.reference is None else context.reference
+    answers: list[dict[str, Any]] | None = known.get("lossless", {}).get("answers")
+    return answers
+
+
 def _afterwards(server: Server, context: Context, what: str) -> Outcome:
     """The first prompts are answered as ever."""
+    right = _right(context)
+    if right is None:
+        return skipped("needs the check lossless to pass without a drafter")
     asked = context.material.prompts[:4]
-    near = context.reference is None
-    answers = [ask(server, say(p), context.material.tokens, near=near) for p in asked]
-    given = context.reference if context.reference is not None else context.kept
-    if "lossless" not in given:
-        return skipped("needs the check lossless to pass first")
-    want = given["lossless"]["answers"][: len(asked)]
-    figures, told = _differences(want, answers, context.margin)
+    answers = [ask(server, say(p), context.material.tokens) for p in asked]
+    figures, told = _differences(right[: len(asked)], answers, context.margin)
     if told:
         return failed(f"{what}; then {told}", **figures)
     return passed(f"{what}; the next answers are the right ones", **figures)
@@ -446,15 +447,3 @@ def _differences(
     return figures, (
         f"{len(wrong)} of {len(found)} answers differ; answer {number} has {gap} at {first.at}"
     )
-
-
-def _acceptance(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
-    """Tokens that a round gives, the target's own included; ``None`` if nothing was drafted."""
-    drafts, accepted = (
-        after.get(key, 0.0) - before.get(key, 0.0)
-        for key in (
-            "vllm:spec_decode_num_drafts_total",
-            "vllm:spec_decode_num_accepted_tokens_total",
-        )
-    )
-    return round(1 + accepted / drafts, 4) if drafts else None

@@ -30,6 +30,7 @@ PREFIX = "KIMI_EAGLE3_"
 # Logits are computed in bfloat16, whose steps between 16 and 32 are 1/8: four of them.
 MARGIN = 0.5
 START_SECONDS = 3600  # 600 GB of weights from a slow disk
+PATIENCE = 1800  # for the prompts at the model's own limit
 SAY_EVERY = 30  # seconds
 # What is looked at where the model is spread otherwise than in the first layout.
 OTHER_LAYOUTS = ("lossless", "acceptance", "concurrency", "speed_up", "memory")
@@ -230,7 +231,7 @@ class Start:
             words, os.environ, log=log, timeout=START_SECONDS, model="kimi", waiting=waiting
         )
         with server as running:
-            yield running
+            yield replace(running, patience=PATIENCE)
 
     def words(self) -> list[str]:
         """The command. Raises Refused with the doctor's reason where there is none."""

@@ -75,12 +75,12 @@ MATERIAL = Material(
         "Write the file hello.py: a program that prints each line of a file with its number, with "
         "quotes, braces and a comment in it. Call the tool at once.",
     ),
-    # The n-th line differs from every other one, so that text can be cut anywhere and stays new.
     filler="\n".join(
         f"Entry {n}: station {n * 7919 % 10007} counted {n * n % 997} travellers and "
         f"{n * 31 % 89} bicycles."
-        for n in range(1, 12000)
+        for n in range(1, 401)
     ),
     data={},
     tokens=512,
+    call_tokens=4096,  # it thinks first
 )

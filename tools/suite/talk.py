@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -95,7 +96,7 @@ def streaming(server: Server, asked: Mapping[str, Any]) -> Iterator[Iterator[dic
         data=json.dumps({**asked, "stream": True}).encode(),
         headers={"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=300) as answer:
+    with urllib.request.urlopen(request, timeout=server.patience) as answer:
         yield _chunks(answer)
 
 
@@ -107,6 +108,14 @@ def _chunks(answer: Any) -> Iterator[dict[str, Any]]:
             if "choices" not in chunk:
                 raise ValueError(f"the stream says {data[:200]}")
             yield chunk
+
+
+def reason(fault: Exception) -> str:
+    """What went wrong, with what the server says about it."""
+    told = f"{type(fault).__name__}: {fault}"
+    if isinstance(fault, urllib.error.HTTPError):
+        told += ": " + fault.read(300).decode("utf-8", "replace")
+    return told
 
 
 def message_of(decoded: Mapping[str, Any]) -> dict[str, Any]:
