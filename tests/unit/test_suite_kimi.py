@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from measure.published import published_for
 from patchset.errors import Refused, UsageFault
 from suite import kimi
 from suite.campaign import Configuration
@@ -97,6 +98,24 @@ def test_what_is_expected_of_each(environ: dict[str, str], tmp_path: Path) -> No
     assert alone.cache_tokens > drafting.cache_tokens
 
 
+def test_data_sets_and_what_was_published_for_them(environ: dict[str, str], tmp_path: Path) -> None:
+    name = "kimi-k2.5-eagle3-mla"
+    (tmp_path / "one").rename(tmp_path / name)
+    environ["KIMI_EAGLE3_DRAFTERS"] = os.pathsep.join(str(tmp_path / n) for n in (name, "two"))
+    file = tmp_path / "some.jsonl"
+    file.write_text('{"prompt": "How many?"}\n')
+    environ["KIMI_EAGLE3_DATA"] = f"gsm8k={file} mine={file}"
+    found = made(environ, tmp_path)
+    known = found[f"tp4-{name}"].context
+    (source,) = [p for p in published_for(name) if p.draft_tokens == 3]
+    assert known.published == {"gsm8k": source.lengths["GSM8K"]}
+    assert known.material.data["mine"] == ["How many?"]
+    assert len(known.material.data["ours/code"]) == 10
+    assert found["tp4-two"].context.published == {}
+    environ["KIMI_EAGLE3_DRAFT_TOKENS"] = "7"
+    assert made(environ, tmp_path)[f"tp4-{name}"].context.published == {}
+
+
 def test_what_the_doctor_stops_has_its_reason(environ: dict[str, str], tmp_path: Path) -> None:
     environ["KIMI_EAGLE3_LAYOUTS"] = "tp8"
     with pytest.raises(Refused, match="takes 8 of 4x B200"):
@@ -110,6 +129,7 @@ def test_what_the_doctor_stops_has_its_reason(environ: dict[str, str], tmp_path:
         ("RELEASE", ""),
         ("DRAFT_TOKENS", "three"),
         ("GPUS", "4xC64"),
+        ("DATA", "gsm8k"),
         ("DRAFTERS", f"a/one{os.pathsep}b/one"),
     ],
 )

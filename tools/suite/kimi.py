@@ -20,6 +20,8 @@ from advice.examine import Examination, examine
 from advice.memory import budget
 from advice.serve import FIELDS
 from advice.setup import Setup
+from measure.data import OURS, read_data
+from measure.published import published_for
 from patchset.errors import Refused, UsageFault
 from patchset.project import Project
 from suite.campaign import Configuration
@@ -54,6 +56,7 @@ class Wanted:
     drafts: int
     minutes: float
     options: tuple[str, ...]
+    data: Mapping[str, Path]
     folder: Path
 
     @property
@@ -108,6 +111,12 @@ def read(environ: Mapping[str, str], root: Path) -> Wanted:
         raise UsageFault(f"{PREFIX}LAYOUTS: {wrong[0]!r} is not like tp8, tp4pp2 or tp8dcp8")
     if get("IMAGE") and not get("RELEASE"):
         raise UsageFault(f"{PREFIX}RELEASE: say which release the image {get('IMAGE')} has")
+    data = {}
+    for item in get("DATA").split():
+        name, equals, file = item.partition("=")
+        if not equals:
+            raise UsageFault(f"{PREFIX}DATA: {item!r} is not like gsm8k=/data/gsm8k.jsonl")
+        data[name] = Path(file).absolute()
     try:
         drafts, minutes = int(get("DRAFT_TOKENS", "3")), float(get("MINUTES", "60"))
     except ValueError as fault:
@@ -124,6 +133,7 @@ def read(environ: Mapping[str, str], root: Path) -> Wanted:
         drafts=drafts,
         minutes=minutes,
         options=tuple(shlex.split(get("OPTIONS"))),
+        data=data,
         folder=Path(get("OUT", str(root / "build" / "kimi"))).absolute(),
     )
 
@@ -137,6 +147,7 @@ def asked(wanted: Wanted) -> dict[str, Any]:
     """What a report is about. Raises :class:`Refused` for a python without a pinned vLLM."""
     names = ("target", "drafters", "gpus", "layouts", "drafts", "options")
     told = {name: getattr(wanted, name) for name in names}
+    told["data"] = {name: str(path) for name, path in wanted.data.items()}
     if wanted.python is None:
         return {"vllm": f"{wanted.release} of the image {wanted.image}", **told}
     seen = look_at(wanted.python, Project.here(), wanted.release)
@@ -158,6 +169,7 @@ def configurations(wanted: Wanted, told: Any) -> list[Configuration]:
         for e in judged.values()
         if isinstance(e, Examination) and e.pair.drafter.context
     }
+    material = replace(MATERIAL, data=_data(wanted))
     for layout in wanted.layouts:
         alone = f"{layout}-alone"
         for name in ("alone", *wanted.drafters):
@@ -165,11 +177,12 @@ def configurations(wanted: Wanted, told: Any) -> list[Configuration]:
             # Without a drafter, the command is that for the first one, less the drafter.
             judgement = judged[layout, name if drafting else next(iter(wanted.drafters))]
             context = Context(
-                material=MATERIAL,
+                material=material,
                 margin=MARGIN,
                 draft_lengths=sorted(lengths),
                 drafts=wanted.drafts if drafting else 0,
                 cache_tokens=_tokens(judgement, drafting),
+                published=_published(wanted, wanted.drafters[name]) if drafting else {},
                 minutes=wanted.minutes,
             )
             start = Start(wanted, judgement, drafting, told)
@@ -177,6 +190,22 @@ def configurations(wanted: Wanted, told: Any) -> list[Configuration]:
                 Configuration(f"{layout}-{name}", start, context, alone if drafting else None)
             )
     return found
+
+
+def _data(wanted: Wanted) -> dict[str, list[str]]:
+    """Prompts by data set: ours, by category, and those that the user gives."""
+    ours = read_data("ours", OURS)
+    sets = [*ours.parts, *(read_data(name, path) for name, path in wanted.data.items())]
+    return {item.name: [prompt.prompt for prompt in item.prompts] for item in sets}
+
+
+def _published(wanted: Wanted, drafter: str) -> dict[str, float]:
+    """The published acceptance lengths for this drafter and number of draft tokens, by our names
+    of the data sets.
+    """
+    sources = [p for p in published_for(drafter) if p.draft_tokens == wanted.drafts]
+    found = {name: p.length(name) for p in sources for name in wanted.data}
+    return {name: length for name, length in found.items() if length is not None}
 
 
 def _examine(wanted: Wanted, layout: str, drafter: str) -> Examination:
