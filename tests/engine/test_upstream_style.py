@@ -19,8 +19,9 @@ from packaging.version import Version
 
 from engine.conftest import python_of
 from engine.support import Engine, Setting, release_tests, run_release_tests, tree
-from patchset.diff import named_paths
+from patchset.diff import parse_diff
 from patchset.project import Project
+from patchset.upstream import BESIDE
 
 PROJECT = Project.here()
 EVIDENCE = PROJECT.root / "build" / "upstream-tests.json"
@@ -51,7 +52,7 @@ def adapt(patch: str, folder: Path) -> list[str]:
     """
     changed = []
     for diff in sorted((PROJECT.root / "upstream" / patch).glob("*.patch")):
-        for path in named_paths(diff.read_bytes(), diff.name):
+        for path in (item.path for item in parse_diff(diff.read_bytes(), diff.name, BESIDE)):
             done = subprocess.run(
                 ["git", "apply", f"--include={path}", str(diff)],
                 cwd=folder,
