@@ -233,6 +233,8 @@ def _unasked(everything: bool) -> Iterator[Path]:
         "trees": trees | {f"{name}-tests" for name in trees},
         "vllm": trees | {"site-packages"},
         "checkpoints": checkpoints | {name.removesuffix(MADE_BY) for name in checkpoints},
+        # Of the hooks of any checkout of vLLM, so that nobody knows which ones go unused.
+        "pre-commit": {path.name for path in (cache_root() / "pre-commit").glob("*")},
     }
     for kind, names in asked.items():
         for path in sorted((cache_root() / kind).glob("*")):

@@ -59,7 +59,7 @@ def prepare(
 
     Files, index and HEAD of the checkout stay as they are. The checkout's own hooks run on the
     changed files, and the pull request's text is left in build/upstream-NNNN/pr.md. Exit code 10:
-    prepared, but a hook still finds something.
+    prepared, but a hook or a probe still finds something.
     """
 
     def job(progress: Progress) -> Report:
@@ -151,8 +151,8 @@ def status(
             read_source = opened(open_source(download(own.pristine(), progress)))
             if repo:
                 checkout = library.Repository(repo)
-                commit = checkout.commit_of(onto)
-                read, target = checkout.reader(commit), commit[:12]
+                commit, read = checkout.vllm_at(onto)
+                target = commit[:12]
             else:
                 pin = project.release(pinned or project.releases.versions[-1])
                 read = opened(open_source(download(pin.pristine(), progress)))

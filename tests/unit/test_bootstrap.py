@@ -292,9 +292,11 @@ def test_clean_keeps_what_is_asked_for(tmp_path: Path, monkeypatch: pytest.Monke
         home.mkdir(parents=True)
         if marker:
             (home / bootstrap.MARKER).write_text(marker)
+    homes["hooks"] = tmp_path / "vllm-kimi-eagle3" / "pre-commit" / "repo1"
+    homes["hooks"].mkdir(parents=True)
     removed = bootstrap.clean()
     assert {home.name for home in removed} == {"old", "half", "orphan"}
-    assert {name for name, home in homes.items() if home.exists()} == {"wanted", "used"}
+    assert {name for name, home in homes.items() if home.exists()} == {"wanted", "used", "hooks"}
     bootstrap.clean(everything=True)
     assert not any(home.exists() for home in homes.values())
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from patchset import hooks
-from patchset.errors import IntegrityFault, Refused, UnsafePath, UsageFault
+from patchset.errors import Busy, IntegrityFault, Refused, UnsafePath, UsageFault
 from patchset.faults import Fault, Span
 from patchset.hooks import Linted
 from patchset.probes import PROBES, Code
@@ -95,6 +96,8 @@ def _own_git(monkeypatch: pytest.MonkeyPatch) -> None:
         return text is not None and b"alpha_3 = 3\n" in text
 
     monkeypatch.setitem(PROBES, "alpha_is_3", alpha_is_3)
+    monkeypatch.setitem(PROBES, "always", lambda code: True)
+    monkeypatch.setitem(PROBES, "broken", lambda code: bool({"here": True}["gone"]))
 
 
 @pytest.fixture
@@ -357,6 +360,38 @@ def test_killed_half_way(world: World, checkout: Path, proposal: Proposal) -> No
     assert not (world.root / "build" / "upstream-0001" / "worktree").exists()
 
 
+def test_one_at_a_time(world: World, checkout: Path, proposal: Proposal) -> None:
+    """A second run would take the first one's working tree away."""
+
+    def again(root: Path, paths: Sequence[str]) -> Linted:
+        with pytest.raises(Busy, match="another process"):
+            attempt(world, proposal, checkout)
+        return no_lint(root, paths)
+
+    assert attempt(world, proposal, checkout, lint=again).result == "made"
+
+
+def test_a_fault_that_is_still_there(world: World, checkout: Path, proposal: Proposal) -> None:
+    """A merge may succeed where the cure no longer reaches: that is said, in the body too."""
+    faults = [replace(CURED, probe="always")]
+    made = attempt(world, proposal, checkout, faults=faults)
+    report = prepare_report(made, proposal)
+    assert (report.result, report.exit_code) == ("warned", 10)
+    assert report.message.endswith("; the probe still finds F03")
+    assert made.body is not None
+    assert ", is there with this change" in made.body.read_text()
+
+
+def test_a_probe_that_later_code_breaks(world: World, checkout: Path, proposal: Proposal) -> None:
+    """It cannot tell, and does not end the run."""
+    made = attempt(world, proposal, checkout, faults=[replace(CURED, probe="broken")])
+    assert made.result == "made"
+    assert made.standing.found == {"F03": None}
+    assert "F03: the probe broken cannot tell: KeyError: 'gone'" in made.standing.evidence
+    assert made.body is not None
+    assert "F03: cannot be told from the source" in made.body.read_text()
+
+
 def test_a_failing_lint_leaves_nothing(world: World, checkout: Path, proposal: Proposal) -> None:
     before = seen(checkout)
 
@@ -443,6 +478,9 @@ def test_find(world: World) -> None:
             find(project, wanted)
     with pytest.raises(UsageFault, match=f"in the series of {VERSION}"):
         find(project, "7", VERSION)
+    write_tree(world.root, {f"mine/{name}": b"another patch"})
+    with pytest.raises(UsageFault, match="is no patch file of"):
+        find(project, str(world.root / "mine" / name))
 
 
 @pytest.mark.parametrize(
@@ -577,7 +615,7 @@ def test_what_is_there_for_upstream_can_be_read() -> None:
     project = Project.here()
     series = project.series(project.releases.versions[-1])
     slugs = {patch.name.removesuffix(".patch"): patch for patch in series.patches}
-    for folder in sorted((project.root / "upstream").glob("*/")):
+    for folder in sorted((project.root / "upstream").glob("[0-9]*/")):
         proposal = load_proposal(project.root, series, slugs[folder.name])
         assert proposal.submission is not None
         assert proposal.new or proposal.diffs, f"{folder.name}: brings no test"

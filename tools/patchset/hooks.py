@@ -82,7 +82,6 @@ def lint(root: Path, paths: Sequence[str], python: Path, home: Path) -> Linted:
                 continue
             again = first
             if status:
-                _git(root, "add", "--update")
                 status, again = _run(root, way, paths, python, home)
                 _git(root, "add", "--update")
             if status == _BROKEN:
@@ -90,7 +89,7 @@ def lint(root: Path, paths: Sequence[str], python: Path, home: Path) -> Linted:
             return Linted(_results(first, again), not_run, again)
     raise EnvironmentFault(
         f"the hooks of {CONFIG} cannot be run: {_last(first)}",
-        next_step="See pre-commit's own words above, or give --no-lint and run them yourself.",
+        next_step=f"See {home / 'pre-commit.log'}, or give --no-lint and run them yourself.",
     )
 
 

@@ -634,7 +634,7 @@ def upstream_status_report(
 
 
 def prepare_report(made: upstream.Prepared, proposal: upstream.Proposal) -> PrepareReport:
-    """The report of preparing a patch; hooks that still find something have exit code 10."""
+    """The report of preparing a patch; where a hook or probe finds something the code is 10."""
     results: dict[str, tuple[Result, int, str]] = {
         "nothing": ("nothing-to-do", 0, f"{made.onto[:12]} has no use for it any more"),
         "ready": ("would-do", 0, f"make the branch {made.branch} with one commit"),
@@ -648,6 +648,9 @@ def prepare_report(made: upstream.Prepared, proposal: upstream.Proposal) -> Prep
     result, code, message = results[made.result]
     if made.work:
         message += f": edit the files in {made.work}, then give the same command again"
+    if made.left:
+        result, code = "warned", 10
+        message += f"; the probe still finds {', '.join(made.left)}"
     if made.linted.failed:
         result, code = "warned", 10
         message += f"; hooks that still find something: {', '.join(made.linted.failed)}"

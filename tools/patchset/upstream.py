@@ -27,10 +27,11 @@ from patchset.errors import IntegrityFault, Refused, UsageFault
 from patchset.faults import Fault
 from patchset.hooks import Lint, Linted
 from patchset.paths import PACKAGE, check_path
-from patchset.probes import PROBES, Code, Unclear
+from patchset.probes import BLIND, PROBES, Code, Unclear
 from patchset.project import Project
 from patchset.releases import Strict, parse_toml
 from patchset.series import Patch, Read, Series
+from patchset.transaction import exclusive
 
 BESIDE: Final = ("tests", ".buildkite", "docs")
 """Where files that go with a patch may lie in vLLM's repository, besides the package."""
@@ -122,8 +123,10 @@ def find(project: Project, wanted: str, release: str | None = None) -> Proposal:
     """
     name = Path(wanted).name.removesuffix(".patch")
     if "/" in wanted or wanted.endswith(".patch"):
-        folder = Path(wanted).resolve().parent.name
-        release = release or (folder.removeprefix("v") if folder[:1] == "v" else None)
+        path = Path(os.path.abspath(wanted))  # not resolved: an equal patch is a link to it
+        if path.parent.parent != project.root / "patches" or not path.is_file():
+            raise UsageFault(f"{wanted}: is no patch file of {project.root / 'patches'}")
+        release = path.parent.name.removeprefix("v")
     if name.isdigit():
         name = name.zfill(4)
     pins = [item for item in reversed(project.releases.versions) if project.has_series(item)]
@@ -250,6 +253,9 @@ def probe(
             found[fault.id] = PROBES[fault.probe](code)
         except Unclear as problem:
             said.append(f"{fault.id}: the probe {fault.probe}: {problem.message}")
+        except Exception as problem:  # it runs code of a vLLM that nobody has looked at yet
+            what = f"{type(problem).__name__}: {problem}"
+            said.append(f"{fault.id}: the probe {fault.probe} cannot tell: {what}")
         else:
             finds = "finds it" if found[fault.id] else "does not find it"
             said.append(f"{fault.id}: the probe {fault.probe} {finds}")
@@ -262,12 +268,20 @@ class Repository(Checkout):
     def commit_of(self, ref: str) -> str:
         """The full id of the commit that ``ref`` names."""
         found = self._try("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
-        if found[0] or ref.startswith("-"):
+        if found[0]:
             raise Refused(
                 f"{self.root}: has no commit {ref!r}",
                 next_step="Fetch it, or name another with --onto.",
             )
         return found[1].strip()
+
+    def vllm_at(self, ref: str) -> tuple[str, Read]:
+        """The commit that ``ref`` names, and a function that reads its files; it must be vLLM's."""
+        commit = self.commit_of(ref)
+        read = self.reader(commit)
+        if read(f"{PACKAGE}/__init__.py") is None:
+            raise Refused(f"{self.root}: {ref} has no {PACKAGE}/, so it is no commit of vLLM")
+        return commit, read
 
     def reader(self, commit: str) -> Read:
         """A function that reads one path of that commit."""
@@ -291,15 +305,19 @@ class Repository(Checkout):
 
     @contextmanager
     def workplace(self, folder: Path, commit: str) -> Iterator[Repository]:
-        """A working tree of its own at ``commit``; gone in the end, and what a killed run left."""
-        self.remove_workplace(folder)
+        """A working tree of its own at ``commit``; gone in the end, and what a killed run left.
+
+        Raises :class:`Busy` while another run has one there.
+        """
         folder.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            words = ("add", "--quiet", "--force", "--detach", str(folder), commit)
-            self._git("worktree", *words, env=_SILENT)
-            yield Repository(folder)
-        finally:
+        with exclusive(folder.parent, wait=0):
             self.remove_workplace(folder)
+            try:
+                words = ("add", "--quiet", "--force", "--detach", str(folder), commit)
+                self._git("worktree", *words, env=_SILENT)
+                yield Repository(folder)
+            finally:
+                self.remove_workplace(folder)
 
     def stage(self, paths: Sequence[str]) -> None:
         """Put the present contents of ``paths`` into the index."""
@@ -329,7 +347,8 @@ class Prepared:
 
     ``nothing``: it is there already, as ``standing`` says. ``conflict``: ``steps`` say what is to
     be decided, the files lie in ``work``. ``ready``: it can be made (a dry run). ``made``:
-    ``branch`` stands at ``commit``. ``paths`` are the files that change.
+    ``branch`` stands at ``commit``. ``paths`` are the files that change. ``left`` are faults whose
+    probe still finds them with the patch.
     """
 
     result: Literal["nothing", "conflict", "ready", "made"]
@@ -341,6 +360,7 @@ class Prepared:
     paths: tuple[str, ...] = ()
     commit: str | None = None
     linted: Linted = field(default_factory=Linted)
+    left: tuple[str, ...] = ()
     body: Path | None = None
 
 
@@ -349,7 +369,11 @@ Write = Callable[["Written"], str]
 
 @dataclass(frozen=True)
 class Written:
-    """What the pull request's body is made from. ``after`` is ``Standing.found`` with the patch."""
+    """What the pull request's body is made from.
+
+    ``after`` is ``Standing.found`` with the patch; ``None`` also where the probe looks elsewhere
+    than where the cure sits.
+    """
 
     proposal: Proposal
     onto: str
@@ -385,11 +409,8 @@ def prepare(
     branch = branch or proposal.branch
     repo.require_name(branch)
     signer = repo.require_ready()
-    onto = repo.commit_of(ref)
+    onto, read = repo.vllm_at(ref)
     repo.require_free(branch)
-    read = repo.reader(onto)
-    if read(f"{PACKAGE}/__init__.py") is None:
-        raise Refused(f"{repo.root}: {ref} has no {PACKAGE}/, so it is no commit of vLLM")
     now = standing(proposal, faults, onto[:12], read_source, read)
     if now.drop:
         return Prepared("nothing", onto, branch, now)
@@ -420,12 +441,24 @@ def prepare(
         paths = tree.changed(onto)
     made = repo.reader(commit)
     after, _ = probe(proposal.patch, faults, made)
+    blind = {fault.id for fault in faults if fault.probe in BLIND}
+    after = {fault: None if fault in blind else there for fault, there in after.items()}
     text = body(Written(proposal, onto, made, now, after, linted, signer))
     _write(place / "pr.md", text.encode())
     repo.create(branch, commit)
     shutil.rmtree(work, ignore_errors=True)
     return Prepared(
-        "made", onto, branch, now, tuple(steps), None, paths, commit, linted, place / "pr.md"
+        "made",
+        onto,
+        branch,
+        now,
+        tuple(steps),
+        None,
+        paths,
+        commit,
+        linted,
+        tuple(fault for fault, there in after.items() if there),
+        place / "pr.md",
     )
 
 
