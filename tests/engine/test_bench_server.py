@@ -42,6 +42,7 @@ class Bench(NamedTuple):
     python: Path
     folder: Path
     wanted: str  # folder of the drafter
+    engine: Engine
 
     def command(self, *words: str, out: Path) -> list[str]:
         data = self.folder / "own.jsonl"
@@ -108,7 +109,7 @@ def bench(
         started("drafter", {**plain, "speculative_config": speculation}) as one,
         started("baseline", plain) as two,
     ):
-        yield Bench(one, two, like(engine, folder / "bin"), folder, str(drafter))
+        yield Bench(one, two, like(engine, folder / "bin"), folder, str(drafter), engine)
 
 
 def counted(server: Server) -> tuple[float, float, list[float]]:
@@ -119,10 +120,22 @@ def counted(server: Server) -> tuple[float, float, list[float]]:
     return drafts, found["vllm:spec_decode_num_accepted_tokens_total"], at
 
 
-def test_acceptance_is_the_engines(bench: Bench) -> None:
+class Counted(NamedTuple):
+    """A run, and the server's counters before and after it, by another reader than the bench's."""
+
+    run: Run
+    before: tuple[float, float, list[float]]
+    after: tuple[float, float, list[float]]
+
+
+@pytest.fixture(scope="module")
+def plain(bench: Bench) -> Counted:
     before = counted(bench.drafter)
-    run = bench.measure()
-    after = counted(bench.drafter)
+    return Counted(bench.measure(), before, counted(bench.drafter))
+
+
+def test_acceptance_is_the_engines(plain: Counted) -> None:
+    run, before, after = plain
     drafts, accepted = after[0] - before[0], after[1] - before[1]
     assert drafts > 0
     assert (run.drafts, run.accepted) == (drafts, accepted)
@@ -133,23 +146,15 @@ def test_acceptance_is_the_engines(bench: Bench) -> None:
     assert run.foreign is None
 
 
-def test_with_pandas_the_client_sends_the_same(bench: Bench) -> None:
+def test_with_pandas_the_client_sends_the_same(bench: Bench, plain: Counted) -> None:
     """The client's data set "custom", which it has where the package pandas is."""
     python = bootstrap.environment(bootstrap.ROOT / "requirements" / "bench.txt")
-    engine = bench.python.read_text()
-    folder = bench.folder / "with-pandas"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(
-        f"import sys; sys.path.append({str(bootstrap.site_packages(python))!r})"
-    )
-    script = folder / "python"
-    script.write_text(engine.replace(str(bench.folder / "bin"), str(folder)))
-    script.chmod(0o755)
+    script = like(bench.engine, bench.folder / "with-pandas", bootstrap.site_packages(python))
     assert find_client(script).pandas
     assert not find_client(bench.python).pandas
-    plain, custom = bench.measure(), bench._replace(python=script).measure()
+    custom = bench._replace(python=script).measure()
     for name in ("drafts", "accepted_at", "prompt_tokens", "output_tokens"):
-        assert getattr(plain, name) == getattr(custom, name)
+        assert getattr(custom, name) == getattr(plain.run, name)
 
 
 def test_foreign_traffic_is_named(bench: Bench) -> None:

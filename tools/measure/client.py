@@ -188,8 +188,9 @@ def measure(
     request is answered, or the server was started again meanwhile. An interrupt ends the client.
     """
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        words = _words(client, server, concurrency)
-        words += _data_words(client, data.take(requests), output_tokens, Path(folder))
+        words = [str(client.python), "-m", "vllm.entrypoints.cli.main", "bench", "serve"]
+        prompts = data.take(requests)
+        words += client_options(client, server, prompts, concurrency, output_tokens, Path(folder))
         before = settle(server)
         _run(words, log, requests, progress)
         after = settle(server)
@@ -207,10 +208,20 @@ def measure(
         ) from fault
 
 
-def _words(client: Client, server: Server, concurrency: int) -> list[str]:
+def client_options(
+    client: Client,
+    server: Server,
+    prompts: Sequence[str],
+    concurrency: int,
+    output_tokens: int,
+    folder: Path,
+) -> list[str]:
+    """The options of ``vllm bench serve``; the prompts are written to ``folder`` for it.
+
+    Its result goes to ``result.json`` there.
+    """
     tokenizer = client.tokenizer or server.root
-    words = [str(client.python), "-m", "vllm.entrypoints.cli.main", "bench", "serve"]
-    words += ["--backend", "openai-chat", "--endpoint", "/v1/chat/completions"]
+    words = ["--backend", "openai-chat", "--endpoint", "/v1/chat/completions"]
     words += ["--base-url", server.url, "--model", tokenizer, "--tokenizer", tokenizer]
     words += ["--served-model-name", server.model, "--seed", "0", "--temperature", "0"]
     words += ["--max-concurrency", str(concurrency), "--ready-check-timeout-sec", "0"]
@@ -219,20 +230,13 @@ def _words(client: Client, server: Server, concurrency: int) -> list[str]:
         words.append("--trust-remote-code")
     if client.extra:
         words += ["--extra-body", json.dumps(client.extra)]
-    return words
-
-
-def _data_words(
-    client: Client, prompts: Sequence[str], output_tokens: int, folder: Path
-) -> list[str]:
-    """Write the prompts to ``folder``; the options that name them and the result there."""
     if client.pandas:
         # The client would put its own chat template round each prompt, and the server another one.
-        words = ["--dataset-name", "custom", "--skip-chat-template"]
+        words += ["--dataset-name", "custom", "--skip-chat-template"]
         path = folder / "prompts.jsonl"
         text = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
     else:
-        words = ["--dataset-name", "sharegpt"]
+        words += ["--dataset-name", "sharegpt"]
         path = folder / "prompts.json"
         text = json.dumps([{"conversations": [{"value": p}, {"value": ""}]} for p in prompts])
     path.write_text(text, encoding="utf-8")
