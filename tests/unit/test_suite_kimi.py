@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from suite.checks import CHECKS
 from suite.pictures import halves
 from suite.talk import difference
 from unit.doctor_files import make_drafter, make_target
+from unit.test_launched import SERVER
 
 
 @pytest.fixture
@@ -120,6 +123,23 @@ def test_what_the_doctor_stops_has_its_reason(environ: dict[str, str], tmp_path:
     environ["KIMI_EAGLE3_LAYOUTS"] = "tp8"
     with pytest.raises(Refused, match="takes 8 of 4x B200"):
         words(made(environ, tmp_path)["tp8-one"])
+
+
+def test_no_container_is_left(environ: dict[str, str], tmp_path: Path) -> None:
+    """Not even one that does not stop in time, whose client is killed."""
+    engine = tmp_path / "engine"
+    quoted = f"{shlex.quote(sys.executable)} -c {shlex.quote(SERVER)}"
+    engine.write_text(
+        f'#!/bin/sh\nif [ "$1" = run ]; then exec {quoted} "$@"; fi\necho "$@" > {tmp_path}/told\n'
+    )
+    engine.chmod(0o755)
+    environ["KIMI_EAGLE3_ENGINE"] = str(engine)
+    start = made(environ, tmp_path)["tp4-alone"].start
+    assert isinstance(start, kimi.Start)
+    with start(tmp_path / "log") as server:
+        assert server.process.poll() is None
+        assert not (tmp_path / "told").exists()
+    assert (tmp_path / "told").read_text().startswith("rm --force kimi-")
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def memory(server: Server, context: Context) -> Outcome:
     tokens = min(int(text.replace(",", "")) for text in said)
     off = tokens / context.cache_tokens - 1
     figures = {"tokens": tokens, "estimate": context.cache_tokens, "off": round(off, 3)}
-    told = f"{tokens:,} tokens of KV cache, {off:+.0%} of the estimate {context.cache_tokens:,}"
+    told = f"{tokens:,} tokens of KV cache, {1 + off:.0%} of the estimate {context.cache_tokens:,}"
     return failed(told, **figures) if abs(off) > DOUBT else passed(told, **figures)
 
 

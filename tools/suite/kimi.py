@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -259,8 +260,13 @@ class Start:
         server = launched(
             words, os.environ, log=log, timeout=START_SECONDS, model="kimi", waiting=waiting
         )
-        with server as running:
-            yield replace(running, patience=PATIENCE)
+        try:
+            with server as running:
+                yield replace(running, patience=PATIENCE)
+        finally:
+            if self.wanted.image:  # a client that had to be killed leaves its container
+                remove = [self.wanted.engine, "rm", "--force", words[words.index("--name") + 1]]
+                subprocess.run(remove, check=False, capture_output=True)
 
     def words(self) -> list[str]:
         """The command. Raises Refused with the doctor's reason where there is none."""
@@ -279,7 +285,7 @@ class Start:
         assert self.wanted.image is not None
         shared = [item for item in (model, *self.wanted.drafters.values()) if Path(item).is_dir()]
         mounts = [word for item in shared for word in ("-v", f"{item}:{item}:ro")]
-        # Stopped with its client, to which the signals go; the network is the machine's own.
+        # Stopped with its client, which passes signals on; the network is the machine's own.
         command = [
             self.wanted.engine,
             "run",
