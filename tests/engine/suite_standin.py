@@ -103,7 +103,7 @@ def context(target: Path, **more: Any) -> Context:
         "margin": 0.0,
         "draft_lengths": (256,),
         "levels": (1, 4, 16),
-        "minutes": 0.3,
+        "minutes": 0.2,
         "least_speed_up": 0.0,
     }
     return Context(**given | more)
