@@ -379,7 +379,7 @@ def test_a_fault_that_is_still_there(world: World, checkout: Path, proposal: Pro
     assert (report.result, report.exit_code) == ("warned", 10)
     assert report.message.endswith("; the probe still finds F03")
     assert made.body is not None
-    assert ", is there with this change" in made.body.read_text()
+    assert ", so with this change" in made.body.read_text()
 
 
 def test_a_probe_that_later_code_breaks(world: World, checkout: Path, proposal: Proposal) -> None:
@@ -389,7 +389,7 @@ def test_a_probe_that_later_code_breaks(world: World, checkout: Path, proposal: 
     assert made.standing.found == {"F03": None}
     assert "F03: the probe broken cannot tell: KeyError: 'gone'" in made.standing.evidence
     assert made.body is not None
-    assert "F03: cannot be told from the source" in made.body.read_text()
+    assert "alpha is 3: cannot be told from the source" in made.body.read_text()
 
 
 def test_a_failing_lint_leaves_nothing(world: World, checkout: Path, proposal: Proposal) -> None:
@@ -410,7 +410,8 @@ def hook(name: str, entry: str, **more: object) -> dict[str, object]:
 def test_the_hooks_of_the_checkout(world: World, checkout: Path, proposal: Proposal) -> None:
     """What a formatter changes is in the commit; what a linter finds is said."""
     local = [
-        hook("tidy", "sed -i s/more/tidied/", files="alpha"),
+        hook("tidy", "sed -i s/neat/tidied/", files="alpha"),
+        hook("neat", "sed -i s/more/neat/", files="alpha"),
         hook("strict", "grep -L assert", files="test_"),
         hook("moody", f"{sys.executable} -c 'print(7*6); raise SystemExit(1)'"),
         hook("other", "false", files="nothing of ours"),
@@ -425,7 +426,12 @@ def test_the_hooks_of_the_checkout(world: World, checkout: Path, proposal: Propo
         return hooks.lint(root, paths, Path(sys.executable), world.root / "home")
 
     made = attempt(world, proposal, checkout, lint=lint)
-    assert made.linted.hooks == {"tidy": "fixed", "strict": "passed", "moody": "failed"}
+    assert made.linted.hooks == {
+        "tidy": "fixed",
+        "neat": "fixed",
+        "strict": "passed",
+        "moody": "failed",
+    }
     assert made.linted.not_run == ("clang",)
     assert b"tidied = 1\n" in git(checkout, "show", f"{made.branch}:{ALPHA}")
     report = prepare_report(made, proposal)
@@ -541,8 +547,8 @@ def test_the_body(world: World, checkout: Path, proposal: Proposal) -> None:
     assert headings == ["## Overview", "## Validation", "## Details"]
     assert "<!--" not in text
     assert "Tests: not run" in text
-    assert "- F03: is there at " in text
-    assert "is not there with this change" in text
+    assert "- alpha is 3: so at " in text
+    assert ", not so with this change" in text
     assert "- passed: style\n- not run: clang\n" in text
     assert "stand-in model: not run" in text
     assert "gh pr view 12 --repo vllm-project/vllm --comments" in text

@@ -35,6 +35,7 @@ _ON_INDEX: Final[dict[str, dict[str, dict[str, Any]]]] = {
 _PACKAGE: Final = {"astral-sh/ruff-pre-commit": "ruff", "crate-ci/typos": "typos"}
 _LINE: Final = re.compile(r"^(.+?)\.{3,}(?:\(.*\))?(Passed|Failed|Skipped)$", re.MULTILINE)
 _BROKEN: Final = 3  # pre-commit's exit code for what is no finding of a hook
+_ROUNDS: Final = 4
 _SECONDS: Final = 1800  # one run, the first time with all environments to make
 
 Result = Literal["passed", "fixed", "failed"]
@@ -65,7 +66,8 @@ def lint(root: Path, paths: Sequence[str], python: Path, home: Path) -> Linted:
     """Run the hooks of the checkout at ``root`` on ``paths``, which have to be staged.
 
     ``python`` has pre-commit; ``home`` keeps the hooks' environments. Files that hooks change are
-    staged, and the hooks run again. Raises :class:`EnvironmentFault` if none can be run.
+    staged, and the hooks run again, as one may undo what another one wants. Raises
+    :class:`EnvironmentFault` if none can be run.
     """
     config = root / CONFIG
     if not config.is_file():
@@ -77,18 +79,17 @@ def lint(root: Path, paths: Sequence[str], python: Path, home: Path) -> Linted:
         reduced.write_text(json.dumps(asked))
         ways = [(config, ())] if _in_reach(listed) else []
         for way, not_run in [*ways, (reduced, left_out)]:
-            status, first = _run(root, way, paths, python, home)
-            if status == _BROKEN:
-                continue
-            again = first
-            if status:
-                status, again = _run(root, way, paths, python, home)
-                _git(root, "add", "--update")
-            if status == _BROKEN:
-                continue
-            return Linted(_results(first, again), not_run, again)
+            said: list[str] = []
+            while len(said) < _ROUNDS:
+                before = _staged(root)
+                status, output = _run(root, way, paths, python, home)
+                said.append(output)
+                if status in (0, _BROKEN) or _staged(root) == before:
+                    break
+            if status != _BROKEN:
+                return Linted(_results(said), not_run, said[-1])
     raise EnvironmentFault(
-        f"the hooks of {CONFIG} cannot be run: {_last(first)}",
+        f"the hooks of {CONFIG} cannot be run: {_last(said[-1])}",
         next_step=f"See {home / 'pre-commit.log'}, or give --no-lint and run them yourself.",
     )
 
@@ -187,19 +188,21 @@ def _run(
     return found.returncode, found.stdout
 
 
-def _results(first: str, last: str) -> dict[str, Result]:
+def _results(said: list[str]) -> dict[str, Result]:
     """What each hook did, in pre-commit's words: ``Skipped`` is one without a file of its kind."""
-    before = dict(_LINE.findall(first))
+    *before, last = [_LINE.findall(output) for output in said]
     results: dict[str, Result] = {}
-    for name, word in _LINE.findall(last):
+    for name, word in last:
         if word != "Skipped":
-            fixed = before.get(name) == "Failed"
+            fixed = any((name, "Failed") in found for found in before)
             results[name] = "failed" if word == "Failed" else "fixed" if fixed else "passed"
     return results
 
 
-def _git(root: Path, *words: str) -> None:
-    subprocess.run(["git", *words], cwd=root, check=True, capture_output=True)
+def _staged(root: Path) -> bytes:
+    """Stage what was changed, and identify the result."""
+    subprocess.run(["git", "add", "--update"], cwd=root, check=True, capture_output=True)
+    return subprocess.run(["git", "write-tree"], cwd=root, check=True, capture_output=True).stdout
 
 
 def _last(text: str) -> str:

@@ -57,7 +57,7 @@ def body(written: Written, faults: Sequence[Fault], root: Path) -> str:
         "overview": overview,
         "claims": [f"- {claim}" for claim in claims],
         "plan": ["To reproduce:", "", *plan],
-        "results": ["Results:", "", *_results(written, root)],
+        "results": ["Results:", "", *_results(written, known, root)],
         "details": [explained, "", *_duplicates(proposal, links), "", *_people(written)],
     }
     content = written.read(TEMPLATE)
@@ -90,14 +90,14 @@ def fill(template: str, parts: dict[str, str]) -> str:
     return "".join([*own, *pieces]).rstrip() + "\n"
 
 
-def _results(written: Written, root: Path) -> list[str]:
+def _results(written: Written, known: dict[str, Fault], root: Path) -> list[str]:
     """Tests, probes, linters, and our whole suite: each from a report, or "not run"."""
     proposal = written.proposal
     lines = [*_tests(proposal.slug, root / TESTS), ""]
-    lines += ["What a reader of the source finds, before and after this change:", ""]
-    said = {True: "is there", False: "is not there", None: "cannot be told from the source"}
+    lines += ["Read from the source by a program, before and after this change:", ""]
+    said = {True: "so", False: "not so", None: "cannot be told from the source"}
     lines += [
-        f"- {fault}: {said[before]} at {written.onto[:12]}, "
+        f"- {known[fault].title}: {said[before]} at {written.onto[:12]}, "
         f"{said[written.after.get(fault)]} with this change"
         for fault, before in written.standing.found.items()
     ] or ["- not run: no such check for this change"]
