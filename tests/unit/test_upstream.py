@@ -407,7 +407,9 @@ def hook(name: str, entry: str, **more: object) -> dict[str, object]:
     return {"id": name, "name": name, "language": "system", "entry": entry, **more}
 
 
-def test_the_hooks_of_the_checkout(world: World, checkout: Path, proposal: Proposal) -> None:
+def test_the_hooks_of_the_checkout(
+    world: World, checkout: Path, proposal: Proposal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a formatter changes is in the commit; what a linter finds is said."""
     local = [
         hook("tidy", "sed -i s/neat/tidied/", files="alpha"),
@@ -415,12 +417,16 @@ def test_the_hooks_of_the_checkout(world: World, checkout: Path, proposal: Propo
         hook("strict", "grep -L assert", files="test_"),
         hook("moody", f"{sys.executable} -c 'print(7*6); raise SystemExit(1)'"),
         hook("other", "false", files="nothing of ours"),
+        hook("unwanted", "false"),
+        hook("picky", "false", types=["markdown"]),
     ]
     remote = {"repo": "file:///nowhere/clang", "rev": "v1", "hooks": [{"id": "clang"}]}
     config = {"repos": [{"repo": "local", "hooks": local}, remote]}
     write_tree(checkout, {hooks.CONFIG: json.dumps(config).encode()})
     git(checkout, "add", hooks.CONFIG)
     git(checkout, "commit", "-qm", "hooks")
+
+    monkeypatch.setenv("SKIP", "unwanted")
 
     def lint(root: Path, paths: Sequence[str]) -> Linted:
         return hooks.lint(root, paths, Path(sys.executable), world.root / "home")
@@ -432,7 +438,7 @@ def test_the_hooks_of_the_checkout(world: World, checkout: Path, proposal: Propo
         "strict": "passed",
         "moody": "failed",
     }
-    assert made.linted.not_run == ("clang",)
+    assert made.linted.not_run == ("clang", "unwanted (SKIP)")
     assert b"tidied = 1\n" in git(checkout, "show", f"{made.branch}:{ALPHA}")
     report = prepare_report(made, proposal)
     assert (report.result, report.exit_code) == ("warned", 10)

@@ -33,7 +33,7 @@ _ON_INDEX: Final[dict[str, dict[str, dict[str, Any]]]] = {
     },
 }
 _PACKAGE: Final = {"astral-sh/ruff-pre-commit": "ruff", "crate-ci/typos": "typos"}
-_LINE: Final = re.compile(r"^(.+?)\.{3,}(?:\(.*\))?(Passed|Failed|Skipped)$", re.MULTILINE)
+_LINE: Final = re.compile(r"^(.+?)\.{3,}(\(.*\))?(Passed|Failed|Skipped)$", re.MULTILINE)
 _BROKEN: Final = 3  # pre-commit's exit code for what is no finding of a hook
 _ROUNDS: Final = 4
 _SECONDS: Final = 1800  # one run, the first time with all environments to make
@@ -87,7 +87,8 @@ def lint(root: Path, paths: Sequence[str], python: Path, home: Path) -> Linted:
                 if status in (0, _BROKEN) or _staged(root) == before:
                     break
             if status != _BROKEN:
-                return Linted(_results(said), not_run, said[-1])
+                found, skipped = _results(said)
+                return Linted(found, (*not_run, *skipped), said[-1])
     raise EnvironmentFault(
         f"the hooks of {CONFIG} cannot be run: {_last(said[-1])}",
         next_step=f"See {home / 'pre-commit.log'}, or give --no-lint and run them yourself.",
@@ -188,15 +189,18 @@ def _run(
     return found.returncode, found.stdout
 
 
-def _results(said: list[str]) -> dict[str, Result]:
-    """What each hook did, in pre-commit's words: ``Skipped`` is one without a file of its kind."""
+def _results(said: list[str]) -> tuple[dict[str, Result], list[str]]:
+    """What each hook did that had a file of its kind, and those that ``SKIP`` leaves out."""
     *before, last = [_LINE.findall(output) for output in said]
     results: dict[str, Result] = {}
-    for name, word in last:
+    skipped = []
+    for name, why, word in last:
         if word != "Skipped":
-            fixed = any((name, "Failed") in found for found in before)
+            fixed = any((name, "", "Failed") in found for found in before)
             results[name] = "failed" if word == "Failed" else "fixed" if fixed else "passed"
-    return results
+        elif not why:
+            skipped.append(f"{name} (SKIP)")
+    return results, skipped
 
 
 def _staged(root: Path) -> bytes:
