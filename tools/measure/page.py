@@ -66,8 +66,7 @@ def page(report: ServerBenchReport, pictures: Sequence[Path]) -> str:
         parts.append('<h2>Speed-up</h2>\n<p class="quiet">No baseline was given or measured.</p>\n')
     parts += ["<h2>What was measured</h2>\n", _servers(report)]
     parts += ["<h2>The doctor's verdict</h2>\n", _verdict(report)]
-    if report.published:
-        parts += ["<h2>Published for this drafter</h2>\n", _published(report)]
+    parts += ["<h2>Published for this drafter</h2>\n", _published(report)]
     parts += ["<h2>All runs</h2>\n", _runs(report)]
     parts += [f'<h2>How it was measured</h2>\n<p class="quiet">{_text(_HOW)}</p>\n', "</html>\n"]
     return "".join(parts)
@@ -167,6 +166,8 @@ def _verdict(report: ServerBenchReport) -> str:
 
 
 def _published(report: ServerBenchReport) -> str:
+    if not report.published:
+        return '<p class="quiet">No drafter was named (--drafter), or nothing is known of it.</p>\n'
     found = []
     for item in report.published:
         link = escape(item.source, quote=True)
