@@ -8,6 +8,7 @@ that are there already (`upstream/NNNN-slug/*.patch`), those run too: before and
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from datetime import UTC, datetime
@@ -35,6 +36,9 @@ NEWEST = max(
     key=Version,
 )
 PATCHES = sorted(path.parent.name for path in PROJECT.root.glob("upstream/*/tests"))
+
+# This machine's own folder of a test, in a message that goes to upstream.
+TEMPORARY = re.compile(r"/\S*/pytest-\d+/")
 
 Outcomes = dict[str, dict[str, Any]]
 
@@ -117,7 +121,7 @@ def run(patch: str, found: Outcomes, patched: bool) -> dict[str, Any]:
         "seconds": round(sum(one["seconds"] for one in own.values()), 1),
         "date": datetime.now(UTC).date().isoformat(),
         "failures": [
-            f"{test}: {one['reason'].strip().splitlines()[0]}"
+            f"{test}: {TEMPORARY.sub('', one['reason'].strip().splitlines()[0])}"
             for test, one in own.items()
             if one["outcome"].startswith("failed")
         ],
