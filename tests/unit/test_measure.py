@@ -79,6 +79,8 @@ def pages() -> Iterator[Pages]:
             self.end_headers()
             self.wfile.write(content or b"<html>no</html>")
 
+        do_POST = do_GET
+
         def log_message(self, format: str, *args: Any) -> None:
             """Not on the terminal."""
 
@@ -163,6 +165,9 @@ def test_settled_in_spite_of_others(pages: Pages) -> None:
 CLIENT = """#!{python}
 import json, sys, urllib.request
 words = sys.argv
+if "-c" in words:  # asked which vLLM it has
+    print(json.dumps({{"place": "/x", "version": "0.32.0", "provenance": None, "pandas": False}}))
+    sys.exit()
 at = lambda name: words[words.index(name) + 1]
 urllib.request.urlopen(at("--base-url") + "/later").read()
 sent = json.load(open(at("--dataset-path")))
@@ -652,3 +657,32 @@ def test_report_is_not_overwritten(pages: Pages, python: str, tmp_path: Path) ->
     assert done.returncode == 2
     assert "is not empty. Name a new folder with --out." in done.stderr
     assert (tmp_path / "report.json").read_text() == "mine"
+
+
+def test_baseline_first_and_compared_later(
+    pages: Pages, client: Callable[..., Client], tmp_path: Path
+) -> None:
+    data = tmp_path / "own.jsonl"
+    data.write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+    pages.answers["/v1/chat/completions"] = b"{}"
+
+    def bench(out: str, *words: str, python: Path) -> ServerBenchReport:
+        command = [sys.executable, str(TOOL), *words, "--python", str(python)]
+        command += ["--data", f"own={data}", "--concurrency", "1", "--out", str(tmp_path / out)]
+        subprocess.run(command, check=True, capture_output=True)
+        return read_report(tmp_path / out / "report.json")
+
+    served = dict(pages.answers)
+    pages.answers["/metrics"] = without_drafter(PAGE)
+    pages.later = {"/metrics": without_drafter(later(4, 100)["/metrics"].decode())}
+    base = bench("a", "--baseline-url", pages.url, python=client(output_throughput=40.0).python)
+    assert [run.role for run in base.runs] == ["baseline"]
+    assert base.message == "without a drafter 40.00 tokens a second"
+    pages.answers, pages.later = served, later(4, 100)
+    earlier = str(tmp_path / "a" / "report.json")
+    words = ("--url", pages.url, "--baseline", earlier)
+    found = bench("b", *words, python=client(output_throughput=60.0).python)
+    assert [item.ratio for item in found.speed_ups] == [1.5]
+    assert [server.role for server in found.servers] == ["drafter", "baseline"]
+    assert found.message == "acceptance length 1.60; speed-up 1.50"
+    assert (tmp_path / "b" / "report.html").read_text().count("<table>") >= 4
