@@ -608,10 +608,17 @@ def test_other_templates() -> None:
 def test_the_command_line(tmp_path: Path) -> None:
     """Its faults are sentences, as JSON too, before anything is fetched."""
     tool = Path(__file__).parents[2] / "tools" / "upstream.py"
-    command = [sys.executable, str(tool), "prepare", "3", "--repo", str(tmp_path), "--json"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert found.returncode == 3, found.stderr
-    assert json.loads(found.stdout)["schema"] == "vllm-kimi-eagle3/upstream-prepare/1"
+
+    def fail(*words: str) -> tuple[int, str]:
+        command = [sys.executable, str(tool), *words, "--repo", str(tmp_path), "--json"]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        told = json.loads(found.stdout)
+        assert told["exit_code"] == found.returncode
+        return found.returncode, told["schema"]
+
+    assert fail("prepare", "3") == (3, "vllm-kimi-eagle3/upstream-prepare/1")
+    assert fail("prepare", "no-such") == (2, "vllm-kimi-eagle3/upstream-prepare/1")
+    assert fail("status", "--pinned", "0.16.0") == (2, "vllm-kimi-eagle3/upstream-status/1")
 
 
 def test_the_page_names_patches_that_there_are() -> None:

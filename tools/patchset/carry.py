@@ -263,7 +263,7 @@ class _Job:
         if folder.is_dir():
             return self._resolution(folder, inputs, (base, ours, theirs))
         labels = (
-            f"vLLM {self.target}, with what was carried before",
+            f"vLLM {self.target}" + (", with what was carried before" if self.ours else ""),
             f"vLLM {self.source}, before {name}",
             f"vLLM {self.source}, with {name}",
         )

@@ -636,7 +636,7 @@ def upstream_status_report(
 def prepare_report(made: upstream.Prepared, proposal: upstream.Proposal) -> PrepareReport:
     """The report of preparing a patch; where a hook or probe finds something the code is 10."""
     results: dict[str, tuple[Result, int, str]] = {
-        "nothing": ("nothing-to-do", 0, f"{made.onto[:12]} has no use for it any more"),
+        "nothing": ("nothing-to-do", 0, f"{made.onto[:12]} has no use for it"),
         "ready": ("would-do", 0, f"make the branch {made.branch} with one commit"),
         "made": (
             "done",

@@ -123,7 +123,8 @@ def find(project: Project, wanted: str, release: str | None = None) -> Proposal:
     """
     name = Path(wanted).name.removesuffix(".patch")
     if "/" in wanted or wanted.endswith(".patch"):
-        path = Path(os.path.abspath(wanted))  # not resolved: an equal patch is a link to it
+        path = Path(wanted)
+        path = path.parent.resolve() / path.name  # not the file: equal patches are links
         if path.parent.parent != project.root / "patches" or not path.is_file():
             raise UsageFault(f"{wanted}: is no patch file of {project.root / 'patches'}")
         release = path.parent.name.removeprefix("v")
