@@ -71,13 +71,13 @@ target "image" {
     { release = "0.29.0", base = "vllm/vllm-openai:v0.29.0", version = "0.29.0-kimi.eagle3.1",
       patch_set = "16afaabc63a99ea82dc701488fdfb29edb7adadabdb9e26311f4ace208a33942" },
     { release = "0.30.0", base = "vllm/vllm-openai:v0.30.0", version = "0.30.0-kimi.eagle3.1",
-      patch_set = "af50bc649ed8145e1aa174e66de628e3bb57b3b2c94ec736311823ed24ac78a4" },
+      patch_set = "b698af7048846bb145f40dcaef3462b3535a12c4eceb1fed1b147908554a52de" },
     { release = "0.31.0", base = "vllm/vllm-openai:v0.31.0", version = "0.31.0-kimi.eagle3.1",
-      patch_set = "eb01ae318d556df4a0d6414974b20f97171a02d45ece72afa6ee3096020fec6d" },
+      patch_set = "67d71fac7b2cae32becd7e1a8efbfaeaa2e6ddc959ed0fdc2fc85b49e41977a4" },
     { release = "0.32.0", base = "vllm/vllm-openai:v0.32.0", version = "0.32.0-kimi.eagle3.1",
-      patch_set = "91317e5995f0b8f855cfed2a8547c69c08f001f513ef90ebef8855e30d548180" },
+      patch_set = "80e5c17df6be958f3adc00d9650a6ed4d462da4f934bde112805c67a95856cd9" },
     { release = "0.33.0", base = "vllm/vllm-openai:v0.33.0", version = "0.33.0-kimi.eagle3.1",
-      patch_set = "c4fc10c748f28e67fc3ef6835bc953d4bf793af2227413a85c2ea8be953f7cc5" },
+      patch_set = "d3d3f66b1d2890cb5e04790d514ff070a15060beb3c422da0b120a959685bedb" },
   ] }
   context   = "."
   platforms = ["linux/amd64", "linux/arm64"]

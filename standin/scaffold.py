@@ -75,6 +75,20 @@ def install() -> None:
         pack = utils.dispatch_cpu_unquantized_gemm
         utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: pack(layer, False)
 
+    if release >= Version("0.30.0"):
+        # The CPU platform turns asynchronous scheduling off, which a drafter needs whose target is
+        # spread over pipeline stages. Then it stays as the release has decided.
+        platform_checks = CpuPlatform.check_and_update_config
+
+        def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+            decided = vllm_config.scheduler_config.async_scheduling
+            platform_checks(vllm_config)
+            if vllm_config.parallel_config.pipeline_parallel_size > 1:
+                vllm_config.scheduler_config.async_scheduling = decided
+
+        cpu: Any = CpuPlatform
+        cpu.check_and_update_config = classmethod(check_and_update_config)
+
     if Version("0.20.0") <= release < Version("0.26.0"):
         # Without AVX-512 a MoE layer computes in plain torch, and makes a module for its activation
         # in each forward pass, where no configuration is set any more.

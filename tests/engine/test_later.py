@@ -171,13 +171,23 @@ def test_says_that_a_request_is_too_long(results: dict[str, dict[str, Any]]) -> 
     assert f"({SHORT} tokens" in said
 
 
-@pytest.mark.parametrize("setting", [Setting("0.28.0"), Setting("0.32.0")], ids=str)
+@pytest.mark.parametrize(
+    ("setting", "options", "says"),
+    [
+        (Setting("0.28.0"), {}, "tensor_parallel_size"),
+        (Setting("0.32.0"), {}, "are False and False here"),
+        (Setting("0.32.0", runner=2), {"async_scheduling": False}, "are True and False here"),
+    ],
+    ids=str,
+)
 def test_pipeline_parallelism_is_refused_before_any_weight_is_read(
     setting: Setting,
+    options: dict[str, Any],
+    says: str,
     engine_of: Callable[[Setting], Engine],
     checkpoint: Callable[..., Path],
 ) -> None:
-    """The configuration is the same for both runners."""
+    """Where it cannot work; tests/engine/test_pipeline.py has where it does."""
     setting.require("F17")
     drafter = {"taps": TAPS, "ids": TAPS}
     made = checkpoint("standin.constructed:make_constructed_set", drafters={"drafter": drafter})
@@ -187,6 +197,7 @@ def test_pipeline_parallelism_is_refused_before_any_weight_is_read(
             "limit_mm_per_prompt": {"vision_chunk": 0},
             "max_model_len": 64,
             "pipeline_parallel_size": 2,
+            **options,
             "speculative_config": {
                 "method": "eagle3",
                 "model": str(made / "drafter"),
@@ -195,5 +206,7 @@ def test_pipeline_parallelism_is_refused_before_any_weight_is_read(
         }
     }
     (result,) = engine_of(setting).run(job)
-    assert "EAGLE-3 with pipeline_parallel_size=2" in result["error"]["message"]
+    message = result["error"]["message"]
+    assert "EAGLE-3 with pipeline_parallel_size=2" in message
+    assert says in message
     assert not any("Loading" in message for message in result["log"])

@@ -320,6 +320,8 @@ def test_what_does_not_fit_is_a_stop_and_says_by_how_much(pairs: dict[str, Pair]
     few = asked(pairs["mla"], "0.33.0", gpus="4xRTX-PRO-6000", tp=4)
     assert level_of(memory_checks(few, FAULTS), "memory.weights") == "stop"
     staged = asked(pairs["mla"], "0.33.0", gpus="8xH200", tp=4, pp=2, max_model_len=65536)
+    needs = {need.what: need.size for need in budget(staged, read_cards("8xH200")).needs}
+    assert needs["from the stage before"] == (2 + 3) * 8192 * HIDDEN * 2
     assert level_of(memory_checks(staged, FAULTS), "memory.context") == "pass"
 
 

@@ -245,6 +245,20 @@ def test_parallel_sizes(setup: Setup, level: str | None, tmp_path: Path) -> None
     assert bad(judge(tmp_path, "mla", setup=setup)).get("pair.parallel") == level
 
 
+@pytest.mark.parametrize(
+    ("rules", "level"),
+    [
+        (replace(SERIES, version="0.29.0"), "stop"),
+        (replace(SERIES, version="0.30.0"), None),
+        (replace(STOCK, version="0.30.0"), "stop"),
+    ],
+    ids=str,
+)
+def test_pipeline_stages(rules: Rules, level: str | None, tmp_path: Path) -> None:
+    found = bad(judge(tmp_path, "mla", rules, Setup(rules.version, pp=2)))
+    assert found.get("pair.parallel") == level
+
+
 def test_decode_context_parallel_wants_an_mla_drafter(tmp_path: Path) -> None:
     setup = Setup("0.16.0", tp=4, dcp=2)
     assert "pair.dcp" in bad(judge(tmp_path / "a", "llama", setup=setup))

@@ -16,7 +16,7 @@ from advice.backends import chosen, possible, wants_fp8
 from advice.cards import MIB, Cards, read_cards
 from advice.checkpoint import Group
 from advice.checks import Check, Level
-from advice.together import Pair, serving_length
+from advice.together import Pair, serving_length, used_ids
 from patchset.faults import Fault
 
 GIB = 1 << 30
@@ -92,7 +92,7 @@ def weights(groups: Iterable[Group], layers: int, tp: int, pp: int) -> int:
     """Bytes of weights on the fullest card.
 
     ``layers`` are spread over ``pp`` stages as evenly as may be; what belongs to no layer is
-    counted on every stage.
+    counted on every stage: the last one has the head, and for its drafter the embedding.
     """
     most = -(-layers // pp)
     total = 0
@@ -149,6 +149,18 @@ def activations(pair: Pair, cards: Cards) -> int:
     return hidden + 2 * max_num_seqs(pair, cards) * target.vocab_size * 4
 
 
+def stage_inputs(pair: Pair, cards: Cards) -> int:
+    """Bytes that a pipeline stage keeps for what the one before sends, in 16 bits.
+
+    ``make_empty_intermediate_tensors`` for a full step: two states of each token, and those that
+    the drafter reads. 0 without stages.
+    """
+    if pair.setup.pp == 1:
+        return 0
+    states = 2 + len(used_ids(pair.target, pair.drafter, pair.rules) or pair.target.default_ids)
+    return states * batched_tokens(pair, cards) * pair.target.hidden_size * 2
+
+
 def triton_workspace(pair: Pair, cards: Cards) -> int:
     """Bytes that Triton MLA reserves for its split results (``triton_mla.py`` of the release).
 
@@ -203,6 +215,8 @@ def budget(pair: Pair, cards: Cards, *, drafting: bool = True) -> Budget:
         drafts = [Group(n, t.dtype, t.shape, 1, t.size) for n, t in drafter.tensors.items()]
         size = weights(drafts, drafter.layers, setup.tp, 1)
         needs.append(Need("drafter", size, f"its tensors, over --tp {setup.tp}"))
+    if received := stage_inputs(pair, cards):
+        needs.append(Need("from the stage before", received, "as the release allocates it"))
     if pair.rules.since("0.20.0"):
         needs.append(Need("CUDA graphs", models * GRAPHS, f"estimate for {models} models"))
     if reserved := triton_workspace(pair, cards):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from advice.checks import Check, Level, listed
 from advice.drafter import IDS, MTP_MODEL_TYPES, Drafter
 from advice.fields import Fields
-from advice.rules import LENGTH
+from advice.rules import LENGTH, PIPELINE
 from advice.together import (
     FIX,
     Intended,
@@ -421,16 +421,18 @@ def _parallel(pair: Pair) -> Iterator[Check]:
             "the drafter's",
             "Use a drafter of the MLA style with --dcp.",
         )
-    if setup.pp > 1:
+    # Before 0.30.0 the patch of that number only refuses.
+    if setup.pp > 1 and not (pair.rules.has(PIPELINE) and pair.rules.since("0.30.0")):
         bad = True
         yield stop(
             f"--pp {setup.pp}: pipeline stages do not pass on the hidden states that an EAGLE-3 "
             "drafter reads",
-            f"Use --tp {cards} instead.",
+            f"Use --tp {cards} instead, or vLLM 0.30.0 or later with the series.",
             "F17",
         )
     if not bad:
-        yield Check("pair.parallel", "pass", what, f"tp {setup.tp}, dcp {setup.dcp}: {cards} cards")
+        sizes = f"tp {setup.tp}, pp {setup.pp}, dcp {setup.dcp}"
+        yield Check("pair.parallel", "pass", what, f"{sizes}: {cards} cards")
 
 
 def _stop_tokens(pair: Pair) -> Iterator[Check]:

@@ -135,7 +135,9 @@ MEETINGS: dict[str, Meeting] = {
         "--fix DIR does it.",
     ),
     "F16": Meeting(_ends, "stop"),
-    "F17": Meeting(_stages, "stop", "Use a larger --tp and no --pp."),
+    "F17": Meeting(
+        _stages, "stop", "Use a larger --tp and no --pp, or vLLM 0.30.0 or later with the series."
+    ),
     "F18": Meeting(_eagle31, "stop", "Use a drafter that is no EAGLE-3.1 one."),
     "F19": Meeting(
         _new_form,

@@ -35,7 +35,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 # What the probe looks at stays as it is in a patched tree.
 BLIND: Final = {
     "aux_layer_ids": "our cure sits where the configuration is read, before what the probe runs",
-    "pipeline_parallel": "it is refused, not made to work",
+    "pipeline_parallel": "before 0.30.0 it is refused, not made to work",
     "unchecked_weights": "our cure checks the names in the checkpoint, before the loading",
 }
 
