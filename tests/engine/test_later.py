@@ -174,7 +174,7 @@ def test_says_that_a_request_is_too_long(results: dict[str, dict[str, Any]]) -> 
 @pytest.mark.parametrize(
     ("setting", "options", "says"),
     [
-        (Setting("0.28.0"), {}, "tensor_parallel_size"),
+        (Setting("0.28.0"), {}, "or vLLM 0.30.0 or later"),
         (Setting("0.32.0"), {}, "are False and False here"),
         (Setting("0.32.0", runner=2), {"async_scheduling": False}, "are True and False here"),
     ],
