@@ -12,11 +12,12 @@ import ast
 import copy
 import json
 import sys
+from bisect import bisect_right
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
 
 import torch
 
@@ -47,15 +48,48 @@ def function(file: Path, owner: str, name: str, **known: Any) -> Callable[..., A
     raise _Absent
 
 
-def captured_states(tree: Path, layer_ids: tuple[int, ...]) -> list[float]:
-    """The states that a target of four layers returns; before layer i the residual stream is i."""
-    rank = SimpleNamespace(is_first_rank=True, is_last_rank=True)
+class _Sent(dict[str, Any]):
+    """What a stage sends to the next one (IntermediateTensors)."""
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """By name."""
+        return self
+
+
+def text_model(tree: Path, rank: SimpleNamespace) -> type:
+    """The class DeepseekV2Model without anything but what it inherits of EagleModelMixin, if so."""
+    text = (tree / MODELS / "deepseek_v2.py").read_text(encoding="utf-8")
+    if "class DeepseekV2Model(nn.Module, EagleModelMixin)" not in text:
+        return SimpleNamespace
+    state = ModuleType("vllm.distributed.parallel_state")
+    state.__dict__.update(get_pp_group=lambda: rank, model_parallel_is_initialized=lambda: True)
+    for name in ("vllm", "vllm.distributed"):
+        sys.modules.setdefault(name, ModuleType(name))
+    sys.modules[state.__name__] = state
+    mixin = ast.parse((tree / MODELS / "interfaces.py").read_text(encoding="utf-8")).body
+    body = [n for n in mixin if isinstance(n, ast.ClassDef) and n.name == "EagleModelMixin"]
+    future = ast.parse("from __future__ import annotations").body
+    scope: dict[str, Any] = {"bisect_right": bisect_right, "ClassVar": ClassVar}
+    exec(compile(ast.Module([*future, *body], type_ignores=[]), "interfaces.py", "exec"), scope)
+    return type("DeepseekV2Model", (SimpleNamespace, scope["EagleModelMixin"]), {})
+
+
+def captured_states(
+    tree: Path, layer_ids: tuple[int, ...], starts: tuple[int, ...] = (0,)
+) -> list[float]:
+    """The states that a target of four layers returns; before layer i the residual stream is i.
+
+    `starts` are the first layers of its pipeline stages, two at most.
+    """
+    rank = SimpleNamespace(world_size=len(starts))
     forward = function(
         tree / MODELS / "deepseek_v2.py",
         "DeepseekV2Model",
         "forward",
         get_pp_group=lambda: rank,
         islice=islice,
+        IntermediateTensors=_Sent,
     )
 
     def layer(_: Any, states: Any, residual: Any, *rest: Any) -> tuple[Any, Any]:
@@ -67,15 +101,22 @@ def captured_states(tree: Path, layer_ids: tuple[int, ...]) -> list[float]:
         residual.fill_(-1)
         return states, residual
 
-    target = SimpleNamespace(
-        config=SimpleNamespace(),
-        layers=[layer] * 4,
-        start_layer=0,
-        end_layer=4,
-        norm=norm,
-        aux_hidden_state_layers=layer_ids,
-    )
-    _, states = forward(target, torch.zeros(1), torch.zeros(1), None, torch.zeros(1))
+    output: Any = None
+    for start, end in zip(starts, (*starts[1:], 4), strict=True):
+        rank.is_first_rank, rank.is_last_rank = start == 0, end == 4
+        target = text_model(tree, rank)(
+            config=SimpleNamespace(),
+            layers=[layer] * 4,
+            start_layer=start,
+            end_layer=end,
+            norm=norm,
+        )
+        if hasattr(target, "_set_aux_hidden_state_layers"):
+            target._set_aux_hidden_state_layers(layer_ids)
+        else:
+            target.aux_hidden_state_layers = layer_ids
+        output = forward(target, torch.zeros(1), torch.zeros(1), output, torch.zeros(1))
+    _, states = output
     return [float(state) for state in states]
 
 
@@ -213,6 +254,9 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "states at 2": lambda tree: captured_states(tree, (2,)),
     "states at 0": lambda tree: captured_states(tree, (0, 2)),
     "states at 4": lambda tree: captured_states(tree, (2, 4)),
+    "stages, at 1": lambda tree: captured_states(tree, (1,), (0, 2)),
+    "stages, at 1, 2, 3": lambda tree: captured_states(tree, (1, 2, 3), (0, 2)),
+    "stages, at 3, 4": lambda tree: captured_states(tree, (3, 4), (0, 2)),
     "fc_norm, llama": lambda tree: combined(tree, "llama_eagle3.py", "Eagle3LlamaForCausalLM"),
     "fc_norm, mla": lambda tree: combined(
         tree, "deepseek_eagle3.py", "Eagle3DeepseekV2ForCausalLM"

@@ -28,6 +28,9 @@ RIGHT: dict[str, Any] = {
     "states at 2": [2.0],
     "states at 0": [0.0, 2.0],
     "states at 4": [2.0, 4.0],
+    "stages, at 1": [1.0],
+    "stages, at 1, 2, 3": [1.0, 2.0, 3.0],
+    "stages, at 3, 4": [3.0, 4.0],
     "fc_norm, llama": [2.0, 3.0, 5.0],
     "fc_norm, mla": [2.0, 3.0, 5.0],
     "rope_theta, mla": {"rope_type": "default", "rope_theta": 50000.0},
@@ -39,6 +42,8 @@ RIGHT: dict[str, Any] = {
 WRONG: dict[str, Any] = {
     "states at 0": "TypeError: unsupported operand type(s) for +: 'Tensor' and 'NoneType'",
     "states at 4": [2.0],
+    "stages, at 1": "ValueError: not enough values to unpack (expected 2, got 1)",
+    "stages, at 1, 2, 3": [2.0, 3.0],
     "fc_norm, mla": [1.0, 1.0, 1.0],
     "rope_theta, mla": {"rope_type": "default"},
     "image": "AssertionError: Encoder cache miss for 2f1c0e.",
@@ -52,7 +57,9 @@ HEALED = {
     "rope_theta, mla": "0.28.0",
 }
 # The first release that has the function.
-SINCE = {"positions": "0.21.0"}
+SINCE = {"positions": "0.21.0", **{case: "0.30.0" for case in RIGHT if "stages" in case}}
+# What a case needs besides the files that the series changes.
+UNCHANGED = "vllm/model_executor/models/interfaces.py"
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +70,10 @@ def found(
     folder = tmp_path_factory.mktemp("functions")
     for version in RELEASES:
         with open_source(download(PROJECT.release(version).pristine())) as read:
+            for state in ("stock", "patched"):
+                place = folder / version / state / UNCHANGED
+                place.parent.mkdir(parents=True)
+                place.write_bytes(read(UNCHANGED) or b"")
             for change in changes(PROJECT.series(version).forward(read), read):
                 for state, content in (("stock", change.before), ("patched", change.after)):
                     place = folder / version / state / change.path
