@@ -9,6 +9,7 @@ tensors).
 """
 
 import contextlib
+import dataclasses
 import os
 from typing import Any
 
@@ -88,6 +89,22 @@ def install() -> None:
 
         cpu: Any = CpuPlatform
         cpu.check_and_update_config = classmethod(check_and_update_config)
+
+        # Its MLA backend verifies drafts as if they were a prompt, and takes the length of what is
+        # there from the host, which under asynchronous scheduling still counts rejected drafts.
+        from vllm.model_executor.layers.attention import mla_attention
+
+        builder: Any = mla_attention.MLACommonMetadataBuilder
+        build = builder.build
+
+        def build_exactly(
+            self: Any, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **rest: Any
+        ) -> Any:
+            lengths = common_attn_metadata.seq_lens
+            common = dataclasses.replace(common_attn_metadata, seq_lens_cpu_upper_bound=lengths)
+            return build(self, common_prefix_len, common, *args, **rest)
+
+        builder.build = build_exactly
 
     if Version("0.20.0") <= release < Version("0.26.0"):
         # Without AVX-512 a MoE layer computes in plain torch, and makes a module for its activation
