@@ -166,6 +166,7 @@ def test_rows_see_what_the_rank_keeps_of_their_prefix(
 ):
     vllm_config = _make_vllm_config(tmp_path, interleave_size)
     builder, impl = _make_rank(vllm_config, rank, monkeypatch)
+    assert builder.reorder_batch_threshold == QUERY_LEN
     submitted: list[int] = []
 
     def spy(q, kv_cache, kv_c_cache, o, lse, block_table, b_seq_len, *args, **kwargs):
