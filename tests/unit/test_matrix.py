@@ -234,6 +234,12 @@ _CURED: dict[str, dict[str, str]] = {
             "        check(loaded)\n"
         )
     },
+    "unlike_workers": {
+        "vllm/v1/worker/gpu_worker.py": (
+            "def init_worker_distributed_environment():\n    compare()\n"
+            "def compare():\n    gather(__version__)\n"
+        )
+    },
 }
 
 

@@ -380,6 +380,14 @@ def unchecked_weights(code: Code) -> bool:
     )
 
 
+def unlike_workers(code: Code) -> bool:
+    """F38: what a worker calls when it joins the others looks at no version and no content."""
+    path = "vllm/v1/worker/gpu_worker.py"
+    called = _names(code.get(path, "init_worker_distributed_environment"))
+    used = {name for callee in called for name in _names(code.find(path, callee))}
+    return not used & {"__version__", "hashlib"}
+
+
 PROBES: Final[dict[str, Probe]] = {
     probe.__name__: probe
     for probe in (
@@ -409,6 +417,7 @@ PROBES: Final[dict[str, Probe]] = {
         draft_tensor_parallel,
         mla_drafter_kind,
         unchecked_weights,
+        unlike_workers,
     )
 }
 
