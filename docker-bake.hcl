@@ -77,7 +77,7 @@ target "image" {
     { release = "0.32.0", base = "vllm/vllm-openai:v0.32.0", version = "0.32.0-kimi.eagle3.1",
       patch_set = "724f3f984bcb8660b86887769b3c050e69bca59d583a487419ec6fedfe86b550" },
     { release = "0.33.0", base = "vllm/vllm-openai:v0.33.0", version = "0.33.0-kimi.eagle3.1",
-      patch_set = "1e68ec987510d4911d4c901fa171c38bb57fce8d87cd9759c1c14d7f2555ea01" },
+      patch_set = "fe8b5696f0491c16f04689dd47453bb3e8e8826efd39e3da0b7c9bfeaf4a429a" },
   ] }
   context   = "."
   platforms = ["linux/amd64", "linux/arm64"]
