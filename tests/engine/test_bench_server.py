@@ -16,7 +16,7 @@ import pytest
 from standin.engine import Server, engine_environ, serve
 
 import bootstrap
-from engine.support import FIRST, Engine, Setting
+from engine.support import Engine, Setting
 from measure.client import Foreign, Run, find_client, measure
 from measure.data import DataSet, Prompt
 from measure.report import ServerBenchReport, notes_about, read_report
@@ -84,7 +84,7 @@ def like(engine: Engine, folder: Path, *more: Path) -> Path:
     return script
 
 
-@pytest.fixture(scope="module", params=[FIRST, Setting("0.32.0")], ids=str)
+@pytest.fixture(scope="module", params=[Setting("0.32.0")], ids=str)
 def bench(
     request: pytest.FixtureRequest,
     engine_of: Callable[[Setting], Engine],
