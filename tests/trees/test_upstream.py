@@ -70,10 +70,11 @@ def stand(version: str, patch: str, onto: str, sources: dict[str, Read]) -> Stan
 
 
 def test_the_newest_release_needs_every_patch(sources: dict[str, Read]) -> None:
-    """Each merges by itself onto its own release, without those before it."""
+    """Each merges by itself onto its own release, but where it builds on one before it."""
     for patch in PROJECT.series(NEWEST).patches:
         found = stand(NEWEST, patch.name[:4], NEWEST, sources)
-        assert (found.state, found.merges) == ("missing", True), patch.name
+        assert found.state == "missing", patch.name
+        assert found.merges or find(PROJECT, patch.name[:4], NEWEST).neighbours, found.evidence
         assert not (set(found.found.values()) & {False}), found.evidence
 
 

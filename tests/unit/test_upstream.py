@@ -308,7 +308,9 @@ def test_a_conflict_waits_outside(world: World, checkout: Path, proposal: Propos
     assert seen(checkout) == before
     report = prepare_report(made, proposal)
     assert report.exit_code == 3
-    assert str(made.work) in report.message
+    assert report.message.endswith(f"{made.work}, then give the same command again")
+    second = find(Project(world.root), "2")
+    assert prepare_report(made, second).message.endswith("a branch with 0001, prepared first")
     assert made.work is not None
     left = made.work / proposal.patch.name / ALPHA
     assert b"<<<<<<< vLLM" in left.read_bytes()

@@ -648,6 +648,10 @@ def prepare_report(made: upstream.Prepared, proposal: upstream.Proposal) -> Prep
     result, code, message = results[made.result]
     if made.work:
         message += f": edit the files in {made.work}, then give the same command again"
+    if made.result == "conflict" and proposal.neighbours:
+        message += (
+            f"; or give --onto a branch with {', '.join(proposal.neighbours)}, prepared first"
+        )
     if made.left:
         result, code = "warned", 10
         message += f"; the probe still finds {', '.join(made.left)}"

@@ -83,6 +83,12 @@ class Proposal:
         return self.patch.name.removesuffix(".patch")
 
     @property
+    def neighbours(self) -> list[str]:
+        """The numbers of the patches before it in the series that change one of its files."""
+        before = self.series.patches[: self.series.patches.index(self.patch)]
+        return [item.name[:4] for item in before if set(item.paths) & set(self.patch.paths)]
+
+    @property
     def branch(self) -> str:
         """The branch's name unless the user chooses one."""
         return BRANCH + self.slug
