@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
@@ -20,6 +21,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from measure import data as data_module
 from measure import page as page_module
 from measure.client import Client, Foreign, Latency, Run, find_client, measure
 from measure.context import patch_set
@@ -52,10 +54,15 @@ HOSTILE = "<script>alert('1')</script>\"&\x1b[2J\u202e$x_1$ moonshotai/Kimi"
 
 @dataclass
 class Pages:
-    """What is answered to which path; ``later`` takes its place when /later is asked for."""
+    """What is answered to which path; ``later`` takes its place when /later is asked for.
+
+    ``raw`` are whole answers, head and all; an empty piece stands for a tenth of a second.
+    """
 
     answers: dict[str, bytes]
     later: dict[str, bytes] = field(default_factory=dict)
+    raw: dict[str, list[bytes]] = field(default_factory=dict)
+    seen: list[str] = field(default_factory=list)
     url: str = ""
 
 
@@ -74,6 +81,11 @@ def pages() -> Iterator[Pages]:
         def do_GET(self) -> None:
             if self.path == "/later":
                 told.answers |= {**told.later, "/later": b""}
+            told.seen.append(self.path)
+            for piece in told.raw.get(self.path, []):
+                self.wfile.write(piece) if piece else time.sleep(0.1)
+            if self.path in told.raw:
+                return
             content = told.answers.get(self.path)
             self.send_response(404 if content is None else 200)
             self.end_headers()
@@ -133,7 +145,17 @@ def test_drafter_or_none(pages: Pages, drafting: bool) -> None:
     assert look(pages.url, drafting=not drafting).model == "standin"
 
 
-@pytest.mark.parametrize("models", [b"hello", b"[]", b'{"data": []}', b'{"data": [{"id": 1}]}'])
+@pytest.mark.parametrize(
+    "models",
+    [
+        b"hello",
+        b"[]",
+        b'{"data": []}',
+        b'{"data": [{"id": 1}]}',
+        b'{"data": [{"id": "m", "root": "\\ud800"}]}',
+        b'{"data": [{"id": "m", "root": "a\\u0000"}]}',
+    ],
+)
 def test_not_vllm(pages: Pages, models: bytes) -> None:
     pages.answers["/v1/models"] = models
     with pytest.raises(Refused, match="not as vLLM does"):
@@ -147,6 +169,43 @@ def test_errors_of_a_server(pages: Pages) -> None:
         fetch("http://127.0.0.1:1/")
     with pytest.raises(UsageFault, match="is no address"):
         address("localhost:8000")
+
+
+DEEP = b"[" * 200_000
+
+
+def test_answers_that_are_none(pages: Pages) -> None:
+    """Broken off, endless, or nested without end: each is a reason, and nothing else."""
+    pages.raw["/broken"] = [
+        b"HTTP/1.1 500 Oh\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"zz\r\n",
+    ]
+    with pytest.raises(EnvironmentFault, match="nothing answers at http"):
+        fetch(f"{pages.url}/broken")
+    pages.raw["/slow"] = [b"HTTP/1.1 200 OK\r\n\r\n", *[b"x", b""] * 20]
+    with pytest.raises(EnvironmentFault, match="timed out in the middle"):
+        fetch(f"{pages.url}/slow", timeout=0.5)
+    pages.raw["/deep"] = [b"HTTP/1.1 500 Oh\r\n\r\n", DEEP]
+    with pytest.raises(Refused, match=r"/deep answers 500 Oh$"):
+        fetch(f"{pages.url}/deep")
+    pages.answers["/version"] = DEEP
+    assert look(pages.url).version is None
+    pages.answers["/v1/models"] = DEEP
+    with pytest.raises(Refused, match="lists no model"):
+        look(pages.url)
+
+
+def test_the_key_goes_nowhere_else(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    to = f"{pages.url}/version".encode()
+    pages.raw["/moved"] = [b"HTTP/1.1 302 Found\r\nLocation: " + to + b"\r\n\r\n"]
+    with pytest.raises(Refused, match=r"/moved answers 302 Found: go to http.*/version$"):
+        fetch(f"{pages.url}/moved")
+    assert pages.seen == ["/moved"]
+    monkeypatch.setenv("OPENAI_API_KEY", "secret\n")
+    with pytest.raises(UsageFault, match="OPENAI_API_KEY has a character") as raised:
+        fetch(f"{pages.url}/version")
+    assert "secret" not in str(raised.value)
 
 
 def test_settled_in_spite_of_others(pages: Pages) -> None:
@@ -261,6 +320,13 @@ def test_foreign_traffic(
         ("", {"completed": 0, "failed": 4, "errors": ["a\nBad Request"]}, "none of 4 .*: Bad Req"),
         ("", {"completed": 3}, "sent 3 of 4 prompts of own: without the package pandas"),
         ("", {"duration": None}, "reports in a way that is not known"),
+        ("", {"duration": "long"}, "reports in a way that is not known"),
+        ("inf = float('inf')", {"mean_ttft_ms": 1e999}, "not known here: mean_ttft_ms is inf"),
+        (
+            "open(at('--result-dir') + '/result.json', 'w').write('[' * 200000); sys.exit()",
+            {},
+            "ended without a result: answering",
+        ),
     ],
 )
 def test_client_that_fails(
@@ -283,6 +349,15 @@ def test_server_that_was_started_again(
         run_of(pages, client(), tmp_path)
 
 
+def test_server_that_drafts_otherwise_now(
+    pages: Pages, client: Callable[..., Client], tmp_path: Path
+) -> None:
+    """Started again between two runs: their figures by position cannot be added."""
+    server = replace(look(pages.url), draft_tokens=2)
+    with pytest.raises(EnvironmentFault, match="drafts 3 tokens now, 2 before"):
+        measure(client(), server, "drafter", DATA, 2, 4, output_tokens=32, log=tmp_path / "log")
+
+
 def test_no_client(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="has no vLLM"):
         find_client(Path(sys.executable))
@@ -290,6 +365,12 @@ def test_no_client(tmp_path: Path) -> None:
         find_client(tmp_path / "missing")
     with pytest.raises(UsageFault, match="is no Python"):
         find_client(Path("/bin/true"))
+    for said in ("1", "[]", "{}"):
+        script = tmp_path / "says"
+        script.write_text(f"#!/bin/sh\necho '{said}'\n")
+        script.chmod(0o755)
+        with pytest.raises(UsageFault, match="is no Python"):
+            find_client(script)
 
 
 # Data sets.
@@ -327,6 +408,7 @@ def test_parts_and_order(tmp_path: Path) -> None:
         (b'{"prompt": "  "}', "some.jsonl:1: an empty prompt"),
         (b"\n", "is empty"),
         (b"\xff", "cannot be read"),
+        (b'{"other": ' + DEEP, "some.jsonl:1: .*recursion"),
     ],
 )
 def test_data_that_is_none(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -336,6 +418,12 @@ def test_data_that_is_none(tmp_path: Path, content: bytes, reason: str) -> None:
         read_data("some", path)
     with pytest.raises(UsageFault, match="No such file"):
         read_data("some", tmp_path / "missing")
+
+
+def test_data_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_module, "LIMIT", 1 << 20)
+    with pytest.raises(UsageFault, match="is larger than 1 MiB: /dev/zero"):
+        read_data("some", Path("/dev/zero"))
 
 
 def test_plan() -> None:

@@ -8,6 +8,7 @@ which reads them in the middle of other traffic without a word.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -22,6 +23,7 @@ from typing import Any, Literal
 from measure.data import DataSet
 from measure.metrics import Delta
 from measure.server import Server, settle
+from measure.web import parsed
 from patchset.errors import EnvironmentFault, Refused, UsageFault
 from patchset.releases import Strict
 
@@ -155,19 +157,21 @@ def find_client(python: Path) -> Client:
             [python, "-c", _LOOK], capture_output=True, text=True, cwd="/", timeout=120
         )
         found = json.loads(done.stdout.splitlines()[-1])
+        missing = found["place"] is None
+        told = Client(python, found["version"], found["pandas"], found["provenance"])
     except OSError as fault:
         raise UsageFault(
             f"--python {python} does not start: {fault.strerror}",
             next_step="Name the Python of an environment with vLLM, .venv/bin/python for example.",
         ) from fault
-    except (subprocess.TimeoutExpired, ValueError, IndexError) as fault:
+    except (subprocess.TimeoutExpired, ValueError, LookupError, TypeError) as fault:
         raise UsageFault(f"--python {python} is no Python that works") from fault
-    if found["place"] is None:
+    if missing:
         raise Refused(
             f"{python} has no vLLM, whose benchmark client is needed",
             next_step="Name the Python of an environment that has it: --python .venv/bin/python",
         )
-    return Client(python, found["version"], found["pandas"], found["provenance"])
+    return told
 
 
 def measure(
@@ -192,16 +196,22 @@ def measure(
         prompts = data.take(requests)
         words += client_options(client, server, prompts, concurrency, output_tokens, Path(folder))
         before = settle(server)
+        if len(before.accepted_at) != server.draft_tokens:
+            raise EnvironmentFault(
+                f"{server.url} drafts {len(before.accepted_at)} tokens now, {server.draft_tokens} "
+                "before: the server was started again",
+                next_step="Measure again, on a server that stays up.",
+            )
         _run(words, log, requests, progress)
         after = settle(server)
         try:
-            result = json.loads((Path(folder) / "result.json").read_text("utf-8"))
+            result = parsed((Path(folder) / "result.json").read_bytes())
         except (OSError, ValueError) as fault:
             raise _failure(log, "ended without a result") from fault
     in_flight = max(s.running + s.waiting for s in (before, after))
     try:
         return _read(result, role, data.name, concurrency, requests, after - before, in_flight)
-    except (KeyError, TypeError) as fault:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as fault:
         raise EnvironmentFault(
             f"the client of vLLM {client.version} reports in a way that is not known here: {fault}",
             next_step=f"Its output is in {log}.",
@@ -320,8 +330,14 @@ def _read(
             next_step="Install pandas beside that vLLM, or leave those prompts out.",
         )
 
+    def number(name: str) -> float:
+        value = float(result[name])
+        if not math.isfinite(value):
+            raise ValueError(f"{name} is {value}")
+        return value
+
     def latency(name: str) -> Latency:
-        return Latency(*(float(result[f"{kind}_{name}_ms"]) for kind in ("mean", "median", "p99")))
+        return Latency(*(number(f"{kind}_{name}_ms") for kind in ("mean", "median", "p99")))
 
     tokens = int(result["total_output_tokens"])
     foreign = Foreign(
@@ -338,10 +354,10 @@ def _read(
         requests=requests,
         completed=completed,
         failed=failed,
-        seconds=float(result["duration"]),
+        seconds=number("duration"),
         prompt_tokens=delta.prompt_tokens,
         output_tokens=tokens,
-        output_throughput=float(result["output_throughput"]),
+        output_throughput=number("output_throughput"),
         ttft_ms=latency("ttft"),
         tpot_ms=latency("tpot"),
         itl_ms=latency("itl"),

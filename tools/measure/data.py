@@ -14,6 +14,7 @@ from patchset.errors import UsageFault
 from patchset.releases import Strict
 
 OURS = Path(__file__).resolve().parent / "prompts.jsonl"
+LIMIT = 256 << 20  # bytes of a file; one without an end would fill the memory
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -72,10 +73,14 @@ def read_data(name: str, path: Path, limit: int | None = None) -> DataSet:
     Raises UsageFault for a file that cannot be read or has a line that is no prompt.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as stream:
+            content = stream.read(LIMIT + 1)
+        text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         reason = getattr(fault, "strerror", None) or fault
         raise UsageFault(f"the data set {name} cannot be read: {path}: {reason}") from fault
+    if len(content) > LIMIT:
+        raise UsageFault(f"the data set {name} is larger than {LIMIT >> 20} MiB: {path}")
     prompts: list[Prompt] = []
     counts: dict[str | None, int] = {}
     for number, line in enumerate(text.split("\n"), start=1):
@@ -83,7 +88,7 @@ def read_data(name: str, path: Path, limit: int | None = None) -> DataSet:
             continue
         try:
             item = msgspec.json.decode(line, type=Prompt)
-        except (msgspec.DecodeError, ValueError) as fault:
+        except (msgspec.DecodeError, ValueError, RecursionError) as fault:
             raise UsageFault(
                 f"{path}:{number}: {fault}",
                 next_step='Each line is an object such as {"prompt": "...", "category": "code"}.',

@@ -178,8 +178,8 @@ def parse(page: str, model: str | None = None, *, where: str = "the server") -> 
             sums[name] += int(value)
             if name == ACCEPTED_AT:
                 at = labels.get("position", "")
-                if not at.isdecimal() or int(at) > 1000:
-                    raise Refused(f"{where} counts for draft position {at!r}, which is none")
+                if not re.fullmatch(r"\d{1,3}", at, re.ASCII):
+                    raise Refused(f"{where} counts for draft position {at[:120]!r}, which is none")
                 positions[int(at)] = positions.get(int(at), 0) + int(value)
     return Snapshot(
         model=model,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
 from measure.metrics import Snapshot, read
-from measure.web import address, fetch
+from measure.web import address, fetch, parsed
 from patchset.errors import PatchsetError, Refused
 
 SETTLING = 10.0  # seconds that requests in flight get to end
@@ -75,9 +74,10 @@ def read_models(url: str) -> list[dict[str, Any]]:
     """The cards at ``/v1/models``: at least one, each with the texts ``id`` and ``root``."""
     content = fetch(url + "/v1/models")
     try:
-        cards = json.loads(content)["data"]
+        cards = parsed(content)["data"]
         found = [{**card, "root": str(card.get("root") or card["id"])} for card in cards]
-        if found and all(isinstance(card["id"], str) for card in found):
+        # The client gets them as words of its command line, which takes no others.
+        if found and all(b"\0" not in (card["id"] + card["root"]).encode() for card in found):
             return found
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
@@ -89,7 +89,7 @@ def read_models(url: str) -> list[dict[str, Any]]:
 
 def _version(url: str) -> str | None:
     try:
-        told = json.loads(fetch(url + "/version"))["version"]
+        told = parsed(fetch(url + "/version"))["version"]
     except (Refused, ValueError, KeyError, TypeError):
         return None
     return told if isinstance(told, str) else None
