@@ -26,7 +26,7 @@ def upstream() -> None:
 repo_option = click.option(
     "--repo", type=click.Path(path_type=Path, exists=True), help="A git checkout of vLLM."
 )
-onto_option = click.option("--onto", default="HEAD", help="The commit of it that is meant.")
+onto_option = click.option("--onto", help="The commit of it that is meant; HEAD if left out.")
 
 
 @upstream.command()
@@ -121,7 +121,7 @@ def prepare(
 @click.option("--release", help="The patches of that release; of the newest one if left out.")
 @json_option
 def status(
-    repo: Path | None, onto: str, pinned: str | None, release: str | None, json: bool
+    repo: Path | None, onto: str | None, pinned: str | None, release: str | None, json: bool
 ) -> None:
     """Tell for each patch if a checkout, or a pinned release, has its effect and may drop it.
 
@@ -141,6 +141,8 @@ def status(
 
         if repo and pinned:
             raise UsageFault("--repo and --pinned exclude each other")
+        if onto is not None and repo is None:
+            raise UsageFault("--onto names a commit of --repo, which is not given")
         project = Project.here()
         have = [item for item in project.releases.versions if project.has_series(item)]
         own = project.release(release or have[-1])
@@ -151,7 +153,7 @@ def status(
             read_source = opened(open_source(download(own.pristine(), progress)))
             if repo:
                 checkout = library.Repository(repo)
-                commit, read = checkout.vllm_at(onto)
+                commit, read = checkout.vllm_at("HEAD" if onto is None else onto)
                 target = commit[:12]
             else:
                 pin = project.release(pinned or project.releases.versions[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -251,6 +252,7 @@ def not_vllm(root: Path) -> None:
         (not_vllm, "HEAD", "no commit of vLLM"),
         (lambda root: None, "no-such-ref", "has no commit 'no-such-ref'"),
         (lambda root: None, "--all", "has no commit '--all'"),
+        (lambda root: None, "^HEAD", r"has no commit '\^HEAD'"),
     ],
 )
 def test_refused(
@@ -273,6 +275,46 @@ def test_refused(
 def test_a_bad_name_for_the_branch(world: World, checkout: Path, proposal: Proposal) -> None:
     with pytest.raises(UsageFault, match="is not a name"):
         attempt(world, proposal, checkout, branch="a..b")
+
+
+def test_a_trailer_of_two_lines(world: World, checkout: Path, proposal: Proposal) -> None:
+    with pytest.raises(UsageFault, match="a trailer is one line"):
+        attempt(world, proposal, checkout, trailers=["Assisted-by: a\n\nFixes: b"])
+
+
+def test_a_link_that_leads_out(
+    world: World, checkout: Path, proposal: Proposal, tmp_path: Path
+) -> None:
+    """A commit may hold links to anywhere; nothing is written through one."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    git(checkout, "rm", "-rq", "tests")
+    (checkout / "tests").symlink_to(outside)
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-qm", "a link")
+    new = dataclasses.replace(proposal, diffs=())
+    before = seen(checkout)
+    with pytest.raises(Refused, match="a symbolic link of HEAD is in the way of tests/test_alpha"):
+        attempt(world, new, checkout)
+    assert list(outside.iterdir()) == []
+    assert seen(checkout) == before
+
+
+def test_settings_of_the_environment_stay(
+    world: World, checkout: Path, proposal: Proposal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Build machines give git its identity this way; the user's own hooks stay out all the same."""
+    for at, name in enumerate(("name", "email")):
+        git(checkout, "config", "--unset", f"user.{name}")
+        monkeypatch.setenv(f"GIT_CONFIG_KEY_{at}", f"user.{name}")
+        monkeypatch.setenv(f"GIT_CONFIG_VALUE_{at}", "uma@example.invalid")
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "2")
+    for name in ("post-checkout", "pre-commit"):
+        hook = checkout / ".git" / "hooks" / name
+        hook.parent.mkdir(exist_ok=True)
+        hook.write_text("#!/bin/sh\nexit 1\n")
+        hook.chmod(0o755)
+    assert attempt(world, proposal, checkout).result == "made"
 
 
 def test_no_checkout(tmp_path: Path) -> None:
@@ -503,6 +545,8 @@ def test_find(world: World) -> None:
         ("pr.toml", PR + "surprise = 1\n", IntegrityFault),
         ("pr.toml", PR.replace("[Bugfix][Core] ", ""), IntegrityFault),
         ("pr.toml", PR.replace("/pull/12", ""), IntegrityFault),
+        ("pr.toml", PR + "# \udcff\n", IntegrityFault),
+        ("pr.toml", PR + "deep = " + "[" * 5000, IntegrityFault),
         ("x.patch", HELPER_PATCH.decode().replace("tests/", "vllm/"), UnsafePath),
     ],
 )
@@ -510,7 +554,7 @@ def test_a_folder_that_is_not_right(
     world: World, proposal: Proposal, name: str, text: str, fault: type[Exception]
 ) -> None:
     folder = world.root / "upstream" / "0001-first-change"
-    (folder / name).write_text(text)
+    (folder / name).write_text(text, errors="surrogateescape")
     with pytest.raises(fault):
         load_proposal(world.root, proposal.series, proposal.patch)
 

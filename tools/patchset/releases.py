@@ -191,7 +191,7 @@ def parse_toml(text: str, kind: type[Model], where: str) -> Model:
     try:
         data: dict[str, Any] = tomllib.loads(text)
         return msgspec.convert(data, kind)
-    except tomllib.TOMLDecodeError as fault:
+    except (tomllib.TOMLDecodeError, RecursionError) as fault:
         raise IntegrityFault(f"{where}: is not valid TOML: {fault}") from fault
     except msgspec.ValidationError as fault:
         raise IntegrityFault(f"{where}: {fault}") from fault

@@ -38,11 +38,6 @@ BESIDE: Final = ("tests", ".buildkite", "docs")
 BRANCH: Final = "kimi-eagle3/"
 PAGE: Final = "docs/upstream.md"
 _OURS: Final = ("Fault", "Upstream", "Drop-when", "Signed-off-by")
-_SILENT: Final = {  # the user's own hooks are for the user's own commits
-    "GIT_CONFIG_COUNT": "1",
-    "GIT_CONFIG_KEY_0": "core.hooksPath",
-    "GIT_CONFIG_VALUE_0": os.devnull,
-}
 
 Text = Annotated[str, Meta(min_length=1)]
 Url = Annotated[str, Meta(pattern=r"^https://github\.com/[\w.-]+/[\w.-]+/(pull|issues)/\d+\Z")]
@@ -158,7 +153,11 @@ def load_proposal(root: Path, series: Series, patch: Patch) -> Proposal:
     listed = folder / "pr.toml"
     if not listed.is_file():
         raise IntegrityFault(f"{listed}: is missing")
-    submission = parse_toml(listed.read_text(encoding="utf-8"), Submission, str(listed))
+    try:
+        text = listed.read_text(encoding="utf-8")
+    except UnicodeDecodeError as fault:
+        raise IntegrityFault(f"{listed}: is not valid TOML: {fault}") from fault
+    submission = parse_toml(text, Submission, str(listed))
     new: dict[str, bytes] = {}
     for path in sorted((folder / "tests").rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
@@ -275,7 +274,8 @@ class Repository(Checkout):
     def commit_of(self, ref: str) -> str:
         """The full id of the commit that ``ref`` names."""
         found = self._try("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
-        if found[0]:
+        # "^HEAD" passes for git, as "^" and an id.
+        if found[0] or found[1].startswith("^"):
             raise Refused(
                 f"{self.root}: has no commit {ref!r}",
                 next_step="Fetch it, or name another with --onto.",
@@ -321,7 +321,7 @@ class Repository(Checkout):
             self.remove_workplace(folder)
             try:
                 words = ("add", "--quiet", "--force", "--detach", str(folder), commit)
-                self._git("worktree", *words, env=_SILENT)
+                self._git("worktree", *words, env=_silent())
                 yield Repository(folder)
             finally:
                 self.remove_workplace(folder)
@@ -334,7 +334,7 @@ class Repository(Checkout):
         """Commit what is staged, signed off by whom git is set up for; returns the commit's id."""
         text = message + "".join(f"\n{line}" for line in trailers) + "\n"
         words = ("--quiet", "--signoff", "--cleanup=whitespace", "--file=-")
-        self._git("commit", *words, data=text.encode(), env=_SILENT)
+        self._git("commit", *words, data=text.encode(), env=_silent())
         return self._git("rev-parse", "HEAD")
 
     def changed(self, onto: str) -> tuple[str, ...]:
@@ -414,6 +414,9 @@ def prepare(
     changed then.
     """
     branch = branch or proposal.branch
+    for line in trailers:
+        if not line.isprintable():
+            raise UsageFault(f"{line!r}: a trailer is one line of printable characters")
     repo.require_name(branch)
     signer = repo.require_ready()
     onto, read = repo.vllm_at(ref)
@@ -440,6 +443,10 @@ def prepare(
     if dry_run:
         return Prepared("ready", onto, branch, now, tuple(steps), paths=paths)
     with repo.workplace(place / "worktree", onto) as tree:
+        for path in paths:
+            file = tree.root.resolve() / path
+            if file.is_symlink() or file.parent.resolve() != file.parent:
+                raise Refused(f"{repo.root}: a symbolic link of {ref} is in the way of {path}")
         for path, content in changed.items():
             _write(tree.root / path, content)
         tree.stage(paths)
@@ -467,6 +474,16 @@ def prepare(
         tuple(fault for fault, there in after.items() if there),
         place / "pr.md",
     )
+
+
+def _silent() -> dict[str, str]:
+    """The user's own hooks are for the user's own commits; what else the environment sets stays."""
+    at = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
+    return {
+        "GIT_CONFIG_COUNT": str(at + 1),
+        f"GIT_CONFIG_KEY_{at}": "core.hooksPath",
+        f"GIT_CONFIG_VALUE_{at}": os.devnull,
+    }
 
 
 def _write(path: Path, content: bytes | None) -> None:
