@@ -322,6 +322,30 @@ def test_no_checkout(tmp_path: Path) -> None:
         Repository(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["~root", "two words\nand a line"])
+def test_a_strange_name_of_the_folder(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    checkout.rename(checkout.parent / name)
+    monkeypatch.chdir(checkout.parent)
+    assert Repository(Path(name)).vllm_at("HEAD")[1](ALPHA) is not None
+
+
+def test_repositories_that_cannot_serve(
+    world: World, checkout: Path, proposal: Proposal, tmp_path: Path
+) -> None:
+    git(tmp_path, "clone", "-q", "--bare", str(checkout), "bare")
+    with pytest.raises(Refused, match="git takes it for no working tree"):
+        attempt(world, proposal, tmp_path / "bare")
+    git(tmp_path, "init", "-q", "--object-format=sha256", "other")
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.invalid")
+    git(tmp_path / "other", *identity, "commit", "-q", "--allow-empty", "-m", "a")
+    with pytest.raises(Refused, match="object format is not SHA-1"):
+        Repository(tmp_path / "other")
+    with pytest.raises(Refused, match=r"takes the \$ in it for a variable"):
+        Repository(checkout.rename(tmp_path / "a$HOME"))
+
+
 def test_nothing_to_do_if_it_is_there(world: World, checkout: Path, proposal: Proposal) -> None:
     """By its lines, and by the probe where upstream cured it in another way."""
     git(checkout, "am", "-q", "-3", str(world.patches / proposal.patch.name))

@@ -34,13 +34,21 @@ class Checkout:
                     next_step=f"Unset {name}.",
                 )
         self.root = root
+        place = os.path.abspath(root)  # a "~" in front would be taken for a home
+        if os.path.expandvars(place) != place:
+            raise Refused(
+                f"{root}: the library that calls git takes the $ in it for a variable",
+                next_step="Name the checkout by a path without $.",
+            )
         try:
-            self._repo = Repo(root)
+            self._repo = Repo(place)
             answer = self._try("rev-parse", "--verify", "HEAD^{commit}")
             require_trust(root, answer[2])
             if answer[0]:
                 reason = answer[2].removeprefix("fatal: ")
                 raise Refused(f"{root}: has no commit yet that git can read: {reason}")
+            if len(answer[1].strip()) != 40:
+                raise Refused(f"{root}: its object format is not SHA-1, as vLLM's repository has")
         except GitCommandNotFound as fault:
             raise EnvironmentFault("git cannot be run, and --commit needs it") from fault
         except GitError as fault:
@@ -62,13 +70,17 @@ class Checkout:
         if not good or branch.startswith("-") or branch == "HEAD":
             raise UsageFault(f"--branch {branch!r}: is not a name that git takes for a branch")
 
-    def require_clean(self, lock: SeriesLock, branch: str | None) -> None:
-        """Refuse what would get lost or mixed into the commits, or stop git in the middle."""
+    def require_working_tree(self) -> None:
+        """Refuse a bare repository."""
         if self._git("rev-parse", "--is-inside-work-tree") != "true":
             raise Refused(
                 f"{self.root}: git takes it for no working tree",
                 next_step="See: git config --show-origin --get-regexp 'core.(bare|worktree)'.",
             )
+
+    def require_clean(self, lock: SeriesLock, branch: str | None) -> None:
+        """Refuse what would get lost or mixed into the commits, or stop git in the middle."""
+        self.require_working_tree()
         for name in ("index.lock", "HEAD.lock"):
             place = self.root / self._git("rev-parse", "--git-path", name)
             if place.exists():

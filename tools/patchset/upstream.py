@@ -296,6 +296,7 @@ class Repository(Checkout):
 
     def require_ready(self) -> str:
         """``Name <address>`` of who signs off; refuse a checkout with changes, or without these."""
+        self.require_working_tree()
         if changed := self._git("status", "--porcelain", "--untracked-files=no").splitlines():
             more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
             raise Refused(
