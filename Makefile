@@ -62,10 +62,11 @@ lint: python ## Style and types of our own code
 	&& "$$py" -m mypy && "$${py%/*}/hadolint" Dockerfile
 
 lock: python ## Write requirements/*.txt anew from requirements/*.in
-	@py=$$($(call env,dev)) && cd requirements && for name in tools dev bench $(ENGINES); do \
+	@py=$$($(call env,dev)) && cd requirements && for name in tools dev bench $(ENGINES) ray; do \
 	case $$name in engine-0.16.0) before='--exclude-newer 2026-04-10';; \
 	engine-0.23.0) before='--exclude-newer 2026-06-20';; \
-	engine-0.32.0) before='--exclude-newer 2026-10-21';; *) before=;; esac; \
+	engine-0.32.0) before='--exclude-newer 2026-10-21';; \
+	ray) before='--exclude-newer 2026-10-21 --no-deps';; *) before=;; esac; \
 	echo "requirements/$$name.txt"; \
 	"$$py" -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-annotate --no-header $$before $(addprefix --no-emit-package ,$(FOREIGN)) $(ARGS) \

@@ -148,6 +148,7 @@ def run_engines(
     environ: Mapping[str, str] | None = None,
     timeout: float = 600,
     device: Device = "cpu",
+    module: str = "standin.job",
 ) -> list[dict[str, Any]]:
     """Run several engines one after another in one process (importing vllm takes the longest).
 
@@ -177,6 +178,7 @@ def run_engines(
         # or, when the engine could not be made or fell over:
         {"error": {"type": "ValueError", "message": "...", "traceback": "..."}, "log": [...], ...}
 
+    `module` is what runs in the process, with the two files' names as its arguments.
     `metrics` are the differences that this run made to vLLM's own counters, named without `vllm:`
     and `spec_decode_`. Raises EngineFailed when the process dies or outlasts `timeout` seconds.
     """
@@ -184,7 +186,7 @@ def run_engines(
         request, answer, log = (Path(folder) / n for n in ("job.json", "answer.json", "log.txt"))
         jobs = [{**job, "engine": {**ENGINE_DEFAULTS, **job["engine"]}} for job in jobs]
         request.write_text(json.dumps(jobs), encoding="utf-8")
-        command = [str(python), "-m", "standin.job", str(request), str(answer)]
+        command = [str(python), "-m", module, str(request), str(answer)]
         settings = engine_environ(tree, environ, device)
         with _process(command, settings, log, Path(folder)) as process:
             try:
