@@ -199,7 +199,7 @@ def test_the_key_goes_nowhere_else(pages: Pages, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     to = f"{pages.url}/version".encode()
     pages.raw["/moved"] = [b"HTTP/1.1 302 Found\r\nLocation: " + to + b"\r\n\r\n"]
-    with pytest.raises(Refused, match=r"/moved answers 302 Found: go to http.*/version$"):
+    with pytest.raises(Refused, match=r"/moved answers 302 Found: it sends to http.*/version$"):
         fetch(f"{pages.url}/moved")
     assert pages.seen == ["/moved"]
     monkeypatch.setenv("OPENAI_API_KEY", "secret\n")
@@ -365,7 +365,7 @@ def test_no_client(tmp_path: Path) -> None:
         find_client(tmp_path / "missing")
     with pytest.raises(UsageFault, match="is no Python"):
         find_client(Path("/bin/true"))
-    for said in ("1", "[]", "{}"):
+    for said in ("1", "[]", "{}", "[" * 100_000):
         script = tmp_path / "says"
         script.write_text(f"#!/bin/sh\necho '{said}'\n")
         script.chmod(0o755)

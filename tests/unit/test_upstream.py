@@ -229,6 +229,10 @@ def nameless(root: Path) -> None:
     git(root, "config", "--unset", "user.email")
 
 
+def sparse(root: Path) -> None:
+    git(root, "sparse-checkout", "set", "docs")
+
+
 def taken(root: Path) -> None:
     git(root, "branch", "kimi-eagle3/0001-first-change")
 
@@ -247,6 +251,7 @@ def not_vllm(root: Path) -> None:
     [
         (dirty, "HEAD", "vllm/alpha.py has changes"),
         (nameless, "HEAD", "git knows no user.name and user.email"),
+        (sparse, "HEAD", "a sparse checkout"),
         (taken, "HEAD", "the branch kimi-eagle3/0001-first-change exists already"),
         (in_the_way, "HEAD", "beside which there can be no"),
         (not_vllm, "HEAD", "no commit of vLLM"),

@@ -156,9 +156,9 @@ def find_client(python: Path) -> Client:
         done = subprocess.run(
             [python, "-c", _LOOK], capture_output=True, text=True, cwd="/", timeout=120
         )
-        found = json.loads(done.stdout.splitlines()[-1])
+        found = parsed(done.stdout.splitlines()[-1])
         missing = found["place"] is None
-        told = Client(python, found["version"], found["pandas"], found["provenance"])
+        told = Client(python, str(found["version"]), found["pandas"], found["provenance"])
     except OSError as fault:
         raise UsageFault(
             f"--python {python} does not start: {fault.strerror}",

@@ -73,7 +73,7 @@ def fetch(url: str, body: Mapping[str, Any] | None = None, *, timeout: float = 3
         if answer.status in (401, 403):
             step = "Set OPENAI_API_KEY to the server's key."
         elif place := answer.headers.get("Location"):
-            said, step = f"go to {place}", "Give the address of the server itself."
+            said, step = f"it sends to {place}", "Give the address of the server itself."
         raise Refused(
             f"{url} answers {answer.status} {answer.reason}" + (f": {said}" if said else ""),
             next_step=step,

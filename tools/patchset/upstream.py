@@ -297,6 +297,11 @@ class Repository(Checkout):
     def require_ready(self) -> str:
         """``Name <address>`` of who signs off; refuse a checkout with changes, or without these."""
         self.require_working_tree()
+        if self._try("config", "--get", "--type=bool", "core.sparseCheckout")[1].strip() == "true":
+            raise Refused(
+                f"{self.root}: a sparse checkout, in which a patch cannot be committed whole",
+                next_step="Run git sparse-checkout disable, or name another clone.",
+            )
         if changed := self._git("status", "--porcelain", "--untracked-files=no").splitlines():
             more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
             raise Refused(
