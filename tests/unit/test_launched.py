@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,11 +79,17 @@ def test_no_orphan_is_left(number: signal.Signals, tmp_path: Path) -> None:
     path = os.pathsep.join(str(root / part) for part in ("", "tools", "tests"))
     command = [sys.executable, "-c", STARTER, SERVER, str(log)]
     environ = {**os.environ, "PYTHONPATH": path}
-    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as process:
+    heed = partial(signal.signal, number, signal.SIG_DFL)  # runs in the background do not
+    with subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, text=True, preexec_fn=heed
+    ) as process:
         assert process.stdout
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-        process.wait(30)
+        try:
+            process.wait(30)
+        finally:
+            process.kill()
     assert process.returncode
     assert gone(child_of(log))
 
