@@ -1,4 +1,4 @@
-# Every target makes what it needs on a fresh machine with Python 3.11 or newer, git and make.
+# Every target makes what it needs on a fresh machine with Python 3.11 to 3.13, git and make.
 # Environments and downloads are kept in $XDG_CACHE_HOME (or ~/.cache) and used again.
 
 RELEASE ?= 0.16.0
