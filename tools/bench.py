@@ -63,7 +63,7 @@ def bench(
 ) -> None:
     """Time rebuilding, applying and looking, each against its alternative.
 
-    With --url or --baseline-url it measures a running server: see bench_server.py --help.
+    With --url or --baseline-url it measures a running server: see --url x --help.
     """
 
     def job(progress: Progress) -> Report:
@@ -83,7 +83,9 @@ def bench(
             schema=schema("bench"),
             result="done",
             exit_code=0,
-            message=f"missed: {', '.join(missed)}" if missed else "every figure within its limit",
+            message=f"measured, and beyond the limit: {', '.join(missed)}"
+            if missed
+            else "every figure within its limit",
             release=release,
             figures=lines,
         )

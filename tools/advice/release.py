@@ -193,12 +193,13 @@ def judge(pair: Pair, fault: Fault, meeting: Meeting) -> Check | None:
     what = f"fault {fault.id}"
     if patches:
         note = fault.note(rules.version)
+        named = f"patch {', '.join(n[:4] for n in patches)}"
         return Check(
             f"release.{fault.id}",
             "note" if note else "pass",
             what,
-            f"{fault.title} ({how}): cured by patch {', '.join(n[:4] for n in patches)}"
-            + (f"; {note}" if note else ""),
+            # A note says what a patch leaves, and it may leave all: some only refuse in time.
+            f"{fault.title} ({how}): " + (f"{named}: {note}" if note else f"cured by {named}"),
             fault=fault.id,
         )
     return Check(
