@@ -307,7 +307,9 @@ def test_ctrl_c_that_the_caller_ignores_stays_ignored(world: World) -> None:
 
 
 def test_ctrl_c_later_is_told(world: World) -> None:
-    code = "import os, signal, sys; sys.path.insert(0, 'tools'); sys.argv = ['x']; import cli\n"
+    code = "import os, signal, sys; sys.path.insert(0, 'tools'); sys.argv = ['x']\n"
+    # As in a terminal: what a shell runs in the background is started with it ignored.
+    code += "signal.signal(signal.SIGINT, signal.default_int_handler); import cli\n"
     # The signal may come a moment after kill returns.
     code += "import time\n"
     code += "job = lambda _: [os.kill(os.getpid(), signal.SIGINT), time.sleep(60)]\n"
