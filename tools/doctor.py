@@ -133,8 +133,8 @@ def doctor(
 
 
 def _report(found: Examination, arithmetic: bool) -> Report:
-    from advice.checks import EXIT_CODES, LEVELS
-    from patchset.report import CheckReport, DoctorReport, NeedReport, schema
+    from advice.checks import EXIT_CODES, LEVELS, report_of
+    from patchset.report import DoctorReport, NeedReport, schema
 
     verdict, rules = found.verdict, found.pair.rules
     counts = {level: sum(c.level == level for c in found.checks) for level in LEVELS}
@@ -161,17 +161,7 @@ def _report(found: Examination, arithmetic: bool) -> Report:
         series=bool(rules.patches),
         target=found.pair.target.name,
         drafter=found.pair.drafter.name,
-        checks=[
-            CheckReport(
-                id=check.id,
-                level=check.level,
-                what=check.what,
-                reason=check.reason,
-                cure=check.cure,
-                fault=check.fault,
-            )
-            for check in found.checks
-        ],
+        checks=[report_of(check) for check in found.checks],
         command=list(found.command),
         fixed=str(found.fixed) if found.fixed else None,
         changes=list(found.changes),

@@ -37,7 +37,8 @@ def lock(
         from patchset import links
         from patchset.download import download
         from patchset.errors import IntegrityFault
-        from patchset.lock import compute_lock, write_whole
+        from patchset.lock import compute_lock
+        from patchset.paths import write_whole
         from patchset.project import Project
         from patchset.report import LockReport, schema
         from patchset.source import open_source

@@ -61,7 +61,7 @@ TEMPLATE = """\
 
 - [ ] AI assistance was used during the creation of this PR.
 """
-TEST = b"def test_alpha() -> None:\n    assert True\n"
+TEST = b"from vllm.alpha import alpha_3\n\n\ndef test_alpha():\n    assert alpha_3 == 33\n"
 HELPER = b"".join(b"line_%d = %d\n" % (n, n) for n in range(20))
 HELPER_PATCH = b"""\
 diff --git a/tests/helper.py b/tests/helper.py

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from patchset.report import CheckReport
+
 # In the order of their weight. pass: looked at and right. note: worth knowing, nothing to do.
 # warn: it starts and is right, but something is lost, or could not be judged. stop: it will not
 # start, or starts and drafts nothing of use.
@@ -37,6 +39,18 @@ class Check:
     fault: str | None = None
     flags: tuple[tuple[str, str], ...] = ()
     draft: tuple[tuple[str, str | int], ...] = ()
+
+
+def report_of(check: Check) -> CheckReport:
+    """What a report says of ``check``."""
+    return CheckReport(
+        id=check.id,
+        level=check.level,
+        what=check.what,
+        reason=check.reason,
+        cure=check.cure,
+        fault=check.fault,
+    )
 
 
 def worst(checks: Iterable[Check]) -> Level:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from advice.checks import report_of
 from advice.examine import examine
 from advice.setup import Setup
 from measure.client import Client
@@ -14,7 +15,6 @@ from measure.server import Server
 from patchset.errors import IntegrityFault, PatchsetError
 from patchset.project import Project
 from patchset.provenance import Provenance
-from patchset.report import CheckReport
 
 IMAGE = Path("/opt/vllm-kimi-eagle3/image.json")  # see tools/patchset/container.py
 
@@ -81,18 +81,7 @@ def verdict(
         found = examine(project, target or server.root, drafter, setup)
     except PatchsetError as fault:
         return None, f"no answer: {fault.message}"
-    checks = [
-        CheckReport(
-            id=check.id,
-            level=check.level,
-            what=check.what,
-            reason=check.reason,
-            cure=check.cure,
-            fault=check.fault,
-        )
-        for check in found.checks
-        if check.level != "pass"
-    ]
+    checks = [report_of(check) for check in found.checks if check.level != "pass"]
     passed = len(found.checks) - len(checks)
     message = f"{found.pair.rules.name}: {passed} questions passed, {len(checks)} to look at"
     return VerdictReport(verdict=found.verdict, message=message, checks=checks), None

@@ -37,20 +37,16 @@ _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(r"\\(.)")
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """One model's counters at one moment, summed over engines.
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What a server counts of one model, summed over engines.
 
     ``accepted_at[i]`` are the accepted tokens of draft position i, as many as the server drafts in
     a round; ``drafts``, ``draft_tokens``, ``accepted`` are 0 and ``accepted_at`` is empty where it
     does not draft (``drafting`` is false then). ``requests`` are the finished ones, aborted ones
-    among them. ``running`` and ``waiting`` are those of this moment. ``started`` are the times at
-    which counters and process came to life, in seconds since 1970; empty if the page has none.
-    ``taken`` is of the monotonic clock, in seconds.
+    among them.
     """
 
-    model: str
-    taken: float
     drafting: bool
     drafts: int
     draft_tokens: int
@@ -59,6 +55,19 @@ class Snapshot:
     requests: int
     prompt_tokens: int
     generation_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot(Counts):
+    """The counters of one moment.
+
+    ``running`` and ``waiting`` are requests of this moment. ``started`` are the times at which
+    counters and process came to life, in seconds since 1970; empty if the page has none. ``taken``
+    is of the monotonic clock, in seconds.
+    """
+
+    model: str
+    taken: float
     running: int
     waiting: int
     started: tuple[float, ...]
@@ -92,19 +101,11 @@ class Snapshot:
         return delta
 
 
-@dataclass(frozen=True)
-class Delta:
-    """What a server did between two snapshots; the names are those of `Snapshot`."""
+@dataclass(frozen=True, kw_only=True)
+class Delta(Counts):
+    """What a server did between two snapshots."""
 
     seconds: float
-    drafting: bool
-    drafts: int
-    draft_tokens: int
-    accepted: int
-    accepted_at: tuple[int, ...]
-    requests: int
-    prompt_tokens: int
-    generation_tokens: int
 
     @property
     def fell(self) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +12,7 @@ from measure.client import Role, Run
 from measure.data import DataReport
 from measure.published import Published
 from patchset.errors import UsageFault
+from patchset.paths import write_whole
 from patchset.releases import Strict
 from patchset.report import CheckReport, Report, harmless
 
@@ -301,16 +300,9 @@ def save(report: ServerBenchReport, folder: Path, *, pictures: bool) -> ServerBe
             notes = [*notes, "no pictures: this Python has no matplotlib; make bench has it"]
         names = [str(path) for path in (folder / "report.html", *drawn)]
         report = msgspec.structs.replace(report, notes=notes, written=names)
-        _write(folder / "report.html", page(report, drawn).encode("utf-8", "backslashreplace"))
-    _write(folder / "report.json", report.as_json(indent=2) + b"\n")
+        write_whole(folder / "report.html", page(report, drawn).encode("utf-8", "backslashreplace"))
+    write_whole(folder / "report.json", report.as_json(indent=2) + b"\n")
     return report
-
-
-def _write(path: Path, content: bytes) -> None:
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".part-") as folder:
-        written = Path(folder) / path.name
-        written.write_bytes(content)
-        os.replace(written, path)
 
 
 def server_report(

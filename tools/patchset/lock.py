@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -95,22 +94,6 @@ def compute_lock(series: Series, read: Read) -> SeriesLock:
         overlay=[LockedPart(name=item.path, sha256=item.sha256) for item in series.overlay],
         paths=paths,
     )
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that nobody, also after a kill, finds it cut off."""
-    from tempfile import NamedTemporaryFile
-
-    with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as out:
-        try:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-            os.chmod(out.name, 0o644)
-            os.replace(out.name, path)
-        except BaseException:
-            os.unlink(out.name)
-            raise
 
 
 def load_lock(path: Path) -> SeriesLock:

@@ -19,6 +19,7 @@ from patchset.errors import DoesNotApply, IntegrityFault, Refused
 from patchset.faults import Fault, load_faults
 from patchset.image import BAKE, bake
 from patchset.lock import compute_lock
+from patchset.paths import write_whole
 from patchset.probes import BLIND, PROBES, Code, Unclear
 from patchset.project import Project
 from patchset.series import Read
@@ -215,7 +216,7 @@ def write(matrix: Matrix) -> list[str]:
     for name, text in texts(matrix).items():
         path = matrix.project.root / name
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
+            write_whole(path, text)
             changed.append(name)
     return changed
 

@@ -80,3 +80,20 @@ def locate(root: Path, path: str) -> Path:
                 next_step="Replace the link by what it points to, or patch that place itself.",
             )
     return root.joinpath(*parts)
+
+
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Write a file so that nobody, also after a kill, finds it cut off."""
+    from tempfile import NamedTemporaryFile
+
+    data = content.encode() if isinstance(content, str) else content
+    with NamedTemporaryFile(dir=path.parent, prefix=".part-", delete=False) as out:
+        try:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+            os.chmod(out.name, 0o644)
+            os.replace(out.name, path)
+        except BaseException:
+            os.unlink(out.name)
+            raise

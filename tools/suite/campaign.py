@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from standin.engine import EngineFailed, Server
 from advice.logs import cure_of, diagnose, read_log
 from patchset.errors import PatchsetError, Refused
 from patchset.faults import load_faults
+from patchset.paths import write_whole
 from patchset.project import Project
 from suite.checks import CHECKS, Check, Context
 from suite.outcome import Outcome, failed, skipped
@@ -176,7 +176,8 @@ class Campaign:
         outcome = self.outcomes[configuration][check]
         kept = self.folder / "kept" / configuration / f"{check}.json"
         if outcome.kept is not None:
-            _put(kept, json.dumps(outcome.kept))
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(kept, json.dumps(outcome.kept))
         elif kept.exists():
             kept.unlink()
         document = {
@@ -192,8 +193,8 @@ class Campaign:
                 if checks
             },
         }
-        _put(self.folder / "report.json", json.dumps(document, indent=2) + "\n")
-        _put(self.folder / "report.txt", self.text())
+        write_whole(self.folder / "report.json", json.dumps(document, indent=2) + "\n")
+        write_whole(self.folder / "report.txt", self.text())
 
     def text(self) -> str:
         """The report for a reader."""
@@ -222,11 +223,3 @@ def first_cause(log: Path) -> str | None:
     if found.error:
         return f"{found.error.text.strip()} (line {found.error.number} of {log})"
     return None
-
-
-def _put(path: Path, text: str) -> None:
-    """Write whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)

@@ -106,10 +106,8 @@ def images(server: Server, context: Context) -> Outcome:
     for question, *urls in material.pictures:
         pair = []
         for url in urls:
-            picture = {"type": "image_url", "image_url": {"url": url}}
-            content = [picture, {"type": "text", "text": question}]
             near = context.reference is None
-            pair.append(ask(server, say(content), material.tokens, near=near))
+            pair.append(ask(server, _shown(url, question), material.tokens, near=near))
         alike += [question] * (pair[0]["tokens"] == pair[1]["tokens"])
         answers += pair
     if alike:
@@ -337,9 +335,7 @@ def _kinds(server: Server, context: Context) -> dict[str, Callable[[random.Rando
 
     def picture(chance: random.Random) -> object:
         question, *urls = chance.choice(material.pictures)
-        image = {"type": "image_url", "image_url": {"url": chance.choice(urls)}}
-        content = [image, {"type": "text", "text": question}]
-        return ask(server, say(content), material.tokens)
+        return ask(server, _shown(chance.choice(urls), question), material.tokens)
 
     def tools(chance: random.Random) -> object:
         asked = say(chance.choice(material.calling))
@@ -355,6 +351,11 @@ def _kinds(server: Server, context: Context) -> dict[str, Callable[[random.Rando
         return ask(server, say(" ".join(words[start : start + count])), material.tokens)
 
     return {kind.__name__: kind for kind in (text, leaving, picture, tools, long)}
+
+
+def _shown(url: str, question: str) -> list[dict[str, Any]]:
+    picture = {"type": "image_url", "image_url": {"url": url}}
+    return say([picture, {"type": "text", "text": question}])
 
 
 def _ask(server: Server, tokens: int, prompt: str) -> dict[str, Any]:
