@@ -1,4 +1,4 @@
-"""A target on two pipeline stages and a drafter on the last of them (fault F17).
+"""A target on two or four pipeline stages and a drafter on the last of them (fault F17).
 
 The stand-in's eight layers make two stages of four, so a tap before layer 4 lies on the boundary.
 Every draft of the constructed pair is right, or none if a state is missing or not that of its
@@ -25,6 +25,13 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "off": {"taps": (2, 4, 7), "ids": (2, 3, 7)},
 }
 STAGES = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
+# What else is run of them: a stage in the middle passes on what the ones before it captured.
+SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, STAGES) for name in DRAFTERS},
+    "four-stages": ("boundary", STAGES | {"pipeline_parallel_size": 4}),
+    "four-stages-first": ("first", STAGES | {"pipeline_parallel_size": 4}),
+    "halves": ("boundary", STAGES | {"tensor_parallel_size": 2}),
+}
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +52,7 @@ def results(
     checkpoint: Callable[..., Path],
     target: Path,
 ) -> dict[str, dict[str, Any]]:
-    """Results of two stages by drafter; the stand-in's as "drafted", on one stage as "plain"."""
+    """Results by split; the stand-in's on two stages as "drafted", on one stage as "plain"."""
     engine = engine_of(request.param)
     (style,) = engine.setting.styles
     drafters = {name: {**made, "style": style} for name, made in DRAFTERS.items()}
@@ -56,7 +63,7 @@ def results(
 
     def drafting(drafter: Path) -> dict[str, Any]:
         speculation = {"method": "eagle3", "model": str(drafter), "num_speculative_tokens": DRAFTS}
-        return {**STAGES, "speculative_config": speculation}
+        return {"speculative_config": speculation}
 
     small = {
         "model": str(pairs / "target"),
@@ -66,19 +73,22 @@ def results(
     }
     words = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     run = {"requests": words, "sampling": {"max_tokens": COUNT, "ignore_eos": True}}
-    jobs = {name: {"engine": small | drafting(pairs / name), "runs": [run]} for name in drafters}
+    jobs = {
+        name: {"engine": small | split | drafting(pairs / drafter), "runs": [run]}
+        for name, (drafter, split) in SPLITS.items()
+    }
 
     images: dict[str, Any] = {"model": str(target), "limit_mm_per_prompt": {"vision_chunk": 3}}
     if not engine.setting.mla:  # with it no prompt is cut into chunks on a CPU
         images["max_num_batched_tokens"] = BUDGET
     runs = [{"requests": batch(), "sampling": {"max_tokens": 24, "ignore_eos": True}}]
-    jobs["drafted"] = {"engine": images | drafting(trained), "runs": runs}
+    jobs["drafted"] = {"engine": images | STAGES | drafting(trained), "runs": runs}
     jobs["plain"] = {"engine": images, "runs": runs}
-    found = engine.run(*jobs.values(), environ={"VLLM_CPU_OMP_THREADS_BIND": "0|1"}, timeout=3000)
+    found = engine.run(*jobs.values(), timeout=3000)
     return dict(zip(jobs, found, strict=True))
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", SPLITS)
 def test_drafts_are_all_right_or_all_wrong(name: str, results: dict[str, dict[str, Any]]) -> None:
     (run,) = good(results[name])["runs"]
     want = [list(range(prompt[-1] + 1, prompt[-1] + 1 + COUNT)) for prompt in PROMPTS]
