@@ -23,17 +23,28 @@ def differences(llm: Any, prompts: list[list[int]], length: int) -> dict[str, An
     from vllm import SamplingParams
 
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
-    propose = runner.drafter.propose
     steps: list[tuple[list[str], list[int], torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    # The first model runner has a drafter, the second one a speculator.
+    drafter = runner.drafter if hasattr(runner, "drafter") else runner.speculator
+    propose = drafter.propose
 
-    def watched(**given: Any) -> Any:
-        starts = given["common_attn_metadata"].query_start_loc_cpu.tolist()
-        states = given["target_hidden_states"].clone()
-        tokens, positions = given["target_token_ids"].clone(), given["target_positions"].clone()
-        steps.append((list(runner.input_batch.req_ids), starts, tokens, positions, states))
-        return propose(**given)
+    def watched(*given: Any, **named: Any) -> Any:
+        if given:
+            batch, states = given[0], torch.cat(given[4], dim=-1)
+            ids, starts = list(batch.req_ids), batch.query_start_loc_np.tolist()
+            tokens, positions = batch.input_ids, batch.positions
+        else:
+            ids, starts = (
+                list(runner.input_batch.req_ids),
+                named["common_attn_metadata"].query_start_loc_cpu.tolist(),
+            )
+            tokens, positions, states = (
+                named[f"target_{name}"] for name in ("token_ids", "positions", "hidden_states")
+            )
+        steps.append((ids, starts, tokens.clone(), positions.clone(), states.clone()))
+        return propose(*given, **named)
 
-    runner.drafter.propose = watched
+    drafter.propose = watched
     sampling = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
     requests = [{"prompt_token_ids": prompt} for prompt in prompts]
     outputs = llm.generate(requests, sampling, use_tqdm=False)

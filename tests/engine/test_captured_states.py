@@ -20,15 +20,22 @@ TOLERANCE = 1e-5  # of the largest value; float32 sums in two orders differ by 3
 
 
 @pytest.fixture(scope="module")
-def found(patched: Engine, target: Path, checkpoint: Callable[..., Path]) -> dict[str, Any]:
+def found(served: Engine, target: Path, checkpoint: Callable[..., Path]) -> dict[str, Any]:
+    served.setting.require("F15", "F16")
     ids = list(range(LAYERS + 1))
-    drafter = checkpoint("standin.constructed:make_constructed_drafter", taps=ids, ids=ids)
+    drafter = checkpoint(
+        "standin.constructed:make_constructed_drafter",
+        taps=ids,
+        ids=ids,
+        style=served.setting.styles[0],
+    )
     rng = random.Random(9)
     prompts = [rng.choices(range(498), k=length) for length in LENGTHS]
     job = {
         "engine": {
             "model": str(target),
-            "max_num_batched_tokens": 64,
+            # With MLA attention no prompt is cut into chunks on a CPU.
+            **({} if served.setting.mla else {"max_num_batched_tokens": 64}),
             "speculative_config": {
                 "method": "eagle3",
                 "model": str(drafter),
@@ -38,7 +45,7 @@ def found(patched: Engine, target: Path, checkpoint: Callable[..., Path]) -> dic
         "probe": "tests.engine.captured:differences",
         "probe_arguments": {"prompts": prompts, "length": 6},
     }
-    result: dict[str, Any] = good(patched.run(job)[0])["probe"]
+    result: dict[str, Any] = good(served.run(job)[0])["probe"]
     return result
 
 
