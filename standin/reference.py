@@ -63,9 +63,26 @@ def load_target(path: Path) -> DeepseekV3ForCausalLM:
         for name, tensor in read_tensors(path).items()
         if name.startswith(TEXT_PREFIX)
     }
+    for name in [name for name in model.state_dict() if name not in text]:
+        _stack_experts(text, name)
     model.load_state_dict(text)
     _one_epsilon(model, config.rms_norm_eps)
     return model.float().eval()
+
+
+def _stack_experts(text: dict[str, Tensor], name: str) -> None:
+    """Puts the experts of a layer together under ``name``, as transformers keeps them from 5 on.
+
+    That is [experts, output, input], for ``gate_up_proj`` with the outputs of gate before those of
+    up. What is no such name stays missing.
+    """
+    layer, _, projections = name.rpartition(".experts.")
+    *halves, last = projections.removesuffix("_proj").split("_")
+    experts: list[Tensor] = []
+    while (part := f"{layer}.experts.{len(experts)}.{{}}_proj.weight").format(last) in text:
+        experts.append(torch.cat([text.pop(part.format(half)) for half in (*halves, last)]))
+    if experts:
+        text[name] = torch.stack(experts)
 
 
 def _one_epsilon(module: nn.Module, epsilon: float) -> None:
