@@ -7,7 +7,6 @@ half a minute to import and start, so a module asks for all that it compares in 
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ sys.path[:0] = [str(ROOT)]  # for `standin`
 from standin.engine import make_checkpoint  # noqa: E402
 
 import bootstrap  # noqa: E402
-from engine.support import CARRIED, FIRST, LATER, RELEASE, Engine, Setting, tree  # noqa: E402
+from engine.support import CARRIED, FIRST, LATER, Engine, Setting, tree  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,21 +39,22 @@ def python_of(setting: Setting) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tree_of() -> Callable[[int | None], Path]:
-    """The pinned CPU build with the first `upto` patches of the series (0: as released)."""
-    return partial(tree, RELEASE)
+def engine_of() -> Callable[..., Engine]:
+    """`engine_of(setting, upto)`: a release and a way to run it, with the first `upto` patches.
+
+    0: as published; without: with the whole series, if it has one.
+    """
+
+    def engine(setting: Setting, upto: int | None = None) -> Engine:
+        return Engine(python_of(setting), tree(setting.release, upto), setting)
+
+    return engine
 
 
 @pytest.fixture(scope="session")
-def engine_of() -> Callable[[Setting], Engine]:
-    """A release with the whole series, if it has one, and a way to run it."""
-    return lambda setting: Engine(python_of(setting), tree(setting.release), setting)
-
-
-@pytest.fixture(scope="session")
-def stock(engine_python: Path, tree_of: Callable[[int | None], Path]) -> Engine:
+def stock(engine_of: Callable[..., Engine]) -> Engine:
     """The release as published."""
-    return Engine(engine_python, tree_of(0))
+    return engine_of(FIRST, 0)
 
 
 @pytest.fixture(scope="session")

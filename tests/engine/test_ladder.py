@@ -1,6 +1,7 @@
 """Each of the first patches is needed: cut the series after one, and the next fault shows.
 
-The order is that in which the release fails, one layer at a time.
+The order is that in which releases fail, one layer at a time, until these faults are healed in
+0.18.0.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.support import RELEASE, Engine, good
+from engine.support import CARRIED, FIRST, Engine, Setting, good
 from patchset.project import Project
 
 # The patches applied so far, and the error that the engine then stops with.
@@ -20,9 +21,9 @@ RUNGS = [
 ]
 
 
-def upto(faults: tuple[str, ...]) -> int:
-    """The length of the shortest cut of the series that cures `faults`."""
-    patches = Project.here().series(RELEASE).patches
+def upto(release: str, faults: tuple[str, ...]) -> int:
+    """The length of the shortest cut of the release's series that cures `faults`."""
+    patches = Project.here().series(release).patches
     cured: set[str] = set()
     for number, patch in enumerate(patches):
         if cured.issuperset(faults):
@@ -41,25 +42,33 @@ def job(target: Path, checkpoint: Callable[..., Path]) -> dict[str, Any]:
     }
 
 
+each_release = pytest.mark.parametrize(
+    "setting", [FIRST, *(pytest.param(s, marks=pytest.mark.slow) for s in CARRIED)], ids=str
+)
+
+
+@each_release
 @pytest.mark.parametrize(("faults", "kind", "message"), RUNGS)
 def test_the_next_fault_shows(
     faults: tuple[str, ...],
     kind: str,
     message: str,
+    setting: Setting,
     job: dict[str, Any],
-    engine_python: Path,
-    tree_of: Callable[[int | None], Path],
+    engine_of: Callable[..., Engine],
 ) -> None:
-    (result,) = Engine(engine_python, tree_of(upto(faults))).run(job)
+    (result,) = engine_of(setting, upto(setting.release, faults)).run(job)
     assert "error" in result, "the engine started"
     assert message in result["error"]["message"]
     assert result["error"]["type"] == kind
 
 
+@each_release
 def test_at_the_top_it_drafts(
-    job: dict[str, Any], engine_python: Path, tree_of: Callable[[int | None], Path]
+    setting: Setting, job: dict[str, Any], engine_of: Callable[..., Engine]
 ) -> None:
-    result = good(Engine(engine_python, tree_of(upto(("F03", "F01", "F02")))).run(job)[0])
+    top = upto(setting.release, ("F03", "F01", "F02"))
+    result = good(engine_of(setting, top).run(job)[0])
     assert len(result["runs"][0]["outputs"][0]["token_ids"]) == 8
     assert result["runs"][0]["metrics"]["num_draft_tokens"] > 0
 

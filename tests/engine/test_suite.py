@@ -75,7 +75,7 @@ def campaign(
 
 def _before(fault: str) -> int:
     """How many patches of the first release's series come before the cure of `fault`."""
-    return upto((fault,)) - 1
+    return upto(FIRST.release, (fault,)) - 1
 
 
 LONG = ("concurrency", "speed_up", "long_context", "mixed_load")
