@@ -149,8 +149,11 @@ def run_engines(
     timeout: float = 600,
     device: Device = "cpu",
     module: str = "standin.job",
+    at_once: int = 1,
 ) -> list[dict[str, Any]]:
     """Run several engines one after another in one process (importing vllm takes the longest).
+
+    Or in `at_once` processes side by side, each with its share of them.
 
     A job is a JSON object::
 
@@ -182,21 +185,28 @@ def run_engines(
     `metrics` are the differences that this run made to vLLM's own counters, named without `vllm:`
     and `spec_decode_`. Raises EngineFailed when the process dies or outlasts `timeout` seconds.
     """
-    with tempfile.TemporaryDirectory(prefix="standin-") as folder:
-        request, answer, log = (Path(folder) / n for n in ("job.json", "answer.json", "log.txt"))
-        jobs = [{**job, "engine": {**ENGINE_DEFAULTS, **job["engine"]}} for job in jobs]
-        request.write_text(json.dumps(jobs), encoding="utf-8")
-        command = [str(python), "-m", module, str(request), str(answer)]
-        settings = engine_environ(tree, environ, device)
-        with _process(command, settings, log, Path(folder)) as process:
+    jobs = [{**job, "engine": {**ENGINE_DEFAULTS, **job["engine"]}} for job in jobs]
+    settings = engine_environ(tree, environ, device)
+    results: list[dict[str, Any]] = [{} for _ in jobs]
+    deadline = time.monotonic() + timeout
+    with contextlib.ExitStack() as stack:
+        running = []
+        for first in range(min(at_once, len(jobs))):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="standin-")))
+            request, answer, log = (folder / n for n in ("job.json", "answer.json", "log.txt"))
+            request.write_text(json.dumps(jobs[first::at_once]), encoding="utf-8")
+            command = [str(python), "-m", module, str(request), str(answer)]
+            process = stack.enter_context(_process(command, settings, log, folder))
+            running.append((process, answer, log))
+        for first, (process, answer, log) in enumerate(running):
             try:
-                process.wait(timeout)
+                process.wait(deadline - time.monotonic())
             except subprocess.TimeoutExpired:
                 raise EngineFailed(f"no answer after {timeout:.0f} s\n{_tail(log)}") from None
-        if process.returncode or not answer.exists():
-            raise EngineFailed(f"engine exited with status {process.returncode}\n{_tail(log)}")
-        results: list[dict[str, Any]] = json.loads(answer.read_text(encoding="utf-8"))
-        return results
+            if process.returncode or not answer.exists():
+                raise EngineFailed(f"engine exited with status {process.returncode}\n{_tail(log)}")
+            results[first::at_once] = json.loads(answer.read_text(encoding="utf-8"))
+    return results
 
 
 def run_engine(

@@ -115,10 +115,13 @@ class Engine:
         *jobs: Mapping[str, Any],
         environ: Mapping[str, str] | None = None,
         timeout: float = 900,
+        at_once: int = 2,
     ) -> list[dict[str, Any]]:
-        """`standin.engine.run_engines` on this engine."""
+        """`standin.engine.run_engines` on this engine; an engine of one worker has one thread."""
         settings = {**self.setting.environ, **(environ or {})}
-        return run_engines(self.python, self.tree, jobs, environ=settings, timeout=timeout)
+        return run_engines(
+            self.python, self.tree, jobs, environ=settings, timeout=timeout, at_once=at_once
+        )
 
 
 def good(result: dict[str, Any]) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def results(
     runs = [{"requests": batch(), "sampling": {"max_tokens": 24, "ignore_eos": True}}]
     jobs["drafted"] = {"engine": images | STAGES | drafting(trained), "runs": runs}
     jobs["plain"] = {"engine": images, "runs": runs}
-    found = engine.run(*jobs.values(), timeout=3000)
+    found = engine.run(*jobs.values(), timeout=3000, at_once=1)
     return dict(zip(jobs, found, strict=True))
 
 
