@@ -1,7 +1,8 @@
 """MLA prefill on a CPU for 0.28.0, which has the decode half only.
 
-It chooses FlashAttention, whose module a CPU cannot import, and gathers the cache with a kernel of
-CUDA. `standin.scaffold` puts these in their places.
+It chooses FlashAttention, whose module a CPU cannot import, gathers the cache with a kernel of
+CUDA, and merges with one of Triton, which takes minutes in the interpreter. `standin.scaffold` puts
+these in their places.
 """
 
 from typing import Any
@@ -72,3 +73,23 @@ def gather(
         places = places + seq_starts[requests]
     size = src_cache.shape[1]
     dst[:num_tokens] = src_cache[block_table[requests, places // size].long(), places % size]
+
+
+def merge(
+    output: Tensor,
+    prefix_output: Tensor,
+    prefix_lse: Tensor,
+    suffix_output: Tensor,
+    suffix_lse: Tensor,
+    output_lse: Tensor | None = None,
+    *unused: None,
+) -> None:
+    """Attention to all keys from that to the first ones and that to the others.
+
+    Outputs are [tokens, heads, size], the logarithms of their sums of exponentials [heads, tokens]:
+    -inf where a request has no such keys.
+    """
+    share = torch.sigmoid(prefix_lse - suffix_lse).nan_to_num().T.unsqueeze(-1)
+    output.copy_(torch.lerp(suffix_output, prefix_output, share))
+    if output_lse is not None:
+        output_lse.copy_(torch.logaddexp(prefix_lse, suffix_lse))

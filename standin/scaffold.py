@@ -65,12 +65,14 @@ def install() -> None:
         from vllm import _custom_ops
         from vllm.model_executor.layers import utils
         from vllm.v1.attention.backends.mla.prefill import registry
+        from vllm.v1.attention.ops import triton_merge_attn_states
 
-        from standin.prefill import gather
+        from standin.prefill import gather, merge
 
         chosen = registry.MLAPrefillBackendEnum.FLASH_ATTN
         registry.register_mla_prefill_backend(chosen, "standin.prefill.Prefill")
         _custom_ops.gather_and_maybe_dequant_cache = gather
+        triton_merge_attn_states.merge_attn_states = merge
 
         # Linear layers throw their weights away once they are packed; then MLA wants kv_b_proj's.
         pack = utils.dispatch_cpu_unquantized_gemm
