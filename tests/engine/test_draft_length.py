@@ -52,7 +52,7 @@ def results(
         )
         speculation = {"method": "eagle3", "model": str(drafter), "num_speculative_tokens": 3}
         jobs.append({**jobs[0], "engine": engine | {"speculative_config": speculation | option}})
-    found = served.run(*jobs, timeout=1800)
+    found = served.run(*jobs, timeout=1800, at_once=1)  # see test_said_once
     return {
         style: good(result) | {"runs": dict(zip(BATCHES, result["runs"], strict=True))}
         for style, result in zip(["none", *served.setting.styles], found, strict=True)
