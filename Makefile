@@ -76,7 +76,7 @@ series-lock: python ## Write the release's series.lock anew
 	@py=$$($(call env,tools)) && exec "$$py" tools/lock.py --release $(RELEASE) $(ARGS)
 
 rebase: python ## Carry the series of release FROM to release TO; stops at conflicts, resumes
-	@py=$$($(call env,tools)) && exec $$py tools/rebase.py --from $(FROM) --to $(TO) $(ARGS)
+	@py=$$($(call env,tools)) && exec "$$py" tools/rebase.py --from $(FROM) --to $(TO) $(ARGS)
 
 upstream: python ## A patch as a branch for vLLM, or what vLLM has already: ARGS='prepare 0004 --repo DIR'
 	@py=$$($(call env,tools)) && exec "$$py" tools/upstream.py $(ARGS)

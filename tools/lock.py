@@ -41,16 +41,17 @@ def lock(
         from patchset.paths import write_whole
         from patchset.project import Project
         from patchset.report import LockReport, schema
-        from patchset.source import open_source
+        from patchset.source import open_source, require_release
 
         project = Project.here()
         pin = project.release(release)
         series = project.series(release)
         with open_source(source or download(pin.pristine(), progress)) as read:
+            require_release(read, project, pin.version)
             computed = compute_lock(series, read)
         path = project.lock_path(pin)
         text = computed.dump()
-        same = path.is_file() and path.read_text(encoding="utf-8") == text
+        same = path.is_file() and path.read_bytes() == text.encode()
         if check and not same:
             raise IntegrityFault(
                 f"{path}: is stale", next_step=f"Write it with tools/lock.py --release {release}."

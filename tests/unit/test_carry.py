@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -321,6 +322,73 @@ def test_a_failure_to_write_leaves_nothing(
         attempt(next_world)
     assert read_tree(next_world.root) == before
     assert not (next_world.root / "overlay" / f"v{NEXT}").exists()
+
+
+def test_what_else_is_in_the_folder_of_conflicts_stays(next_world: World) -> None:
+    work = next_world.root / "work"
+    write_tree(work, {"mine/thesis.txt": b"x", ".partial-mine/x": b"x"})
+    attempt(next_world, CONFLICT)
+    (place,) = work.glob("0001-*")
+    (place / ALPHA).write_bytes(TAKEN)
+    assert attempt(next_world, CONFLICT).series is not None
+    assert read_tree(work) == {"mine/thesis.txt": b"x", ".partial-mine/x": b"x"}
+
+
+def test_a_resolution_with_other_line_ends_is_refused(next_world: World) -> None:
+    attempt(next_world, CONFLICT)
+    (place,) = (next_world.root / "work").glob("0001-*")
+    (place / ALPHA).write_bytes(TAKEN.replace(b"\n", b"\r\n"))
+    with pytest.raises(Refused, match="CRLF"):
+        attempt(next_world, CONFLICT)
+
+
+@pytest.mark.parametrize("said", [VERSION, f"{NEXT}+kimi.eagle3.1"])
+def test_a_source_of_another_release_or_patched_is_refused(next_world: World, said: str) -> None:
+    text = f"__version__ = version = '{said}'\n".encode()
+    with pytest.raises(Refused, match=re.escape(f"given as {NEXT} is vLLM {said}")):
+        attempt(next_world, {"vllm/_version.py": text})
+    assert not (next_world.root / "patches" / f"v{NEXT}").exists()
+    text = f"__version__ = version = '{NEXT}+cpu'\n".encode()
+    assert attempt(next_world, {"vllm/_version.py": text}).series is not None
+
+
+def test_an_overlay_left_by_an_interrupted_run_is_taken(next_world: World) -> None:
+    place = next_world.root / "overlay" / f"v{NEXT}"
+    write_tree(place, {**OVERLAY})
+    assert attempt(next_world).series is not None
+    assert read_tree(place) == OVERLAY
+
+
+def test_an_interrupt_while_writing_leaves_nothing(
+    next_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, rename = read_tree(next_world.root), Path.rename
+
+    def interrupt(self: Path, target: Path) -> Path:
+        if "series" in [item.name for item in self.iterdir()]:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        attempt(next_world)
+    assert read_tree(next_world.root) == before
+    assert not (next_world.root / "overlay" / f"v{NEXT}").is_symlink()
+
+
+def test_an_equal_overlay_is_a_link(next_world: World) -> None:
+    attempt(next_world)
+    assert (next_world.root / "overlay" / f"v{NEXT}").readlink() == Path(f"v{VERSION}")
+
+
+@pytest.mark.parametrize("rule", ["*.py diff=python", "*.py -diff", "*.py text eol=crlf"])
+def test_the_attributes_of_the_users_git_do_not_count(
+    next_world: World, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = attempt(next_world, dry_run=True).patches
+    write_tree(tmp_path / "config", {"git/attributes": f"{rule}\n".encode()})
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert attempt(next_world, dry_run=True).patches == want
 
 
 def test_bad_requests(next_world: World) -> None:

@@ -324,6 +324,8 @@ def test_carrying_a_series_stops_and_resumes(world: World) -> None:
     new = world.tree("source", "new")
     alpha = new / "vllm" / "alpha.py"
     alpha.write_bytes(PRISTINE["vllm/alpha.py"].replace(b"alpha_3 = 3\n", b"alpha_3 = 4\n"))
+    said = new / "vllm" / "_version.py"
+    said.write_text(said.read_text().replace(VERSION, "9.9.1"))
     words = ["tools/rebase.py", "--from", VERSION, "--to", "9.9.1"]
     words += ["--from-source", str(world.tree("source")), "--to-source", str(new)]
     found = document(run(world, *words, "--json", code=3))

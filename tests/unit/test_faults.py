@@ -51,6 +51,7 @@ def test_span_includes_its_first_release_and_not_the_healed_one() -> None:
         ("[[fault]]\nid = 'F1'", r"\$\.fault\[0\]\.id"),
         ("not toml", "not valid TOML"),
         ("fault = []", "length >= 1"),
+        (f"fault = {'9' * 5000}", "not valid TOML"),
     ],
 )
 def test_a_broken_file_is_named(tmp_path: Path, text: str, words: str) -> None:

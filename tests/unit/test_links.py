@@ -159,10 +159,11 @@ def test_a_linked_series_applies_builds_and_is_carried_by_git(twins: World, tmp_
 def test_the_lock_tool_makes_the_links_and_finds_missing_ones(twins: World) -> None:
     tools = Path(__file__).resolve().parents[2] / "tools"
     shutil.copytree(tools, twins.root / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+    source = source_of(twins, NEXT)
 
     def lock(*words: str) -> tuple[int, dict[str, object]]:
         command = [sys.executable, str(twins.root / "tools" / "lock.py"), "--release", NEXT]
-        command += ["--source", str(twins.wheel), "--json", *words]
+        command += ["--source", str(source), "--json", *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.returncode, json.loads(done.stdout)
 
@@ -174,6 +175,13 @@ def test_the_lock_tool_makes_the_links_and_finds_missing_ones(twins: World) -> N
     assert report["linked"] == [f"v{NEXT}/{path.name}" for path in patches_of(twins, NEXT)]
     assert lock("--check")[0] == 0
     assert lock()[1]["result"] == "nothing-to-do"
+    stored = twins.root / "patches" / f"v{NEXT}" / "series.lock"
+    text = stored.read_bytes()
+    for damaged in (b"\xff\xfe{}", text.replace(b"\n", b"\r\n")):
+        stored.write_bytes(damaged)
+        assert lock("--check")[0] == 4
+        assert lock()[1]["result"] == "done"
+        assert stored.read_bytes() == text
 
 
 def test_a_checkout_whose_files_are_those_of_two_releases_is_known_by_history(twins: World) -> None:

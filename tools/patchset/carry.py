@@ -19,8 +19,8 @@ import shutil
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -32,13 +32,14 @@ from patchset.lock import NAME, compute_lock, digest
 from patchset.paths import check_path
 from patchset.project import Project
 from patchset.series import MODE, OVERLAY, OverlayFile, Patch, Read, Series, load_series
+from patchset.source import require_release
 
 Files = dict[str, bytes | None]
 """Contents by path; ``None``: no such file."""
 State = Literal["carried", "resolved", "dropped", "conflict", "waiting"]
 
 INPUTS: Final = "conflict.json"
-_MARKER = re.compile(rb"^(<{7} |\|{7} |={7}$|>{7} )", re.MULTILINE)
+_MARKER = re.compile(rb"^(<{7} |\|{7} |={7}\r?$|>{7} )", re.MULTILINE)
 _DUPLICATE: Final = 3  # so many added lines in a row, twice in a file, are no coincidence
 
 
@@ -95,7 +96,8 @@ def carry(
     ``read_source`` and ``read_target`` read their pristine files. ``work`` is where conflicts are
     left, and looked for. ``ask`` names patches that stop as if they were conflicts, for a person to
     look at. Raises :class:`Refused` if ``target`` has a series already (a ``dry_run``
-    only says so), or a file in ``work`` is not resolved or was made from other contents.
+    only says so), a source is that of another release or patched, or a file in ``work`` is not
+    resolved or was made from other contents.
     """
     old, new = project.release(source), project.release(target)
     if old.version == new.version:
@@ -104,11 +106,13 @@ def carry(
     for path, entry in lock.paths.items():
         if digest(read_source(path)) != entry.before:
             raise Refused(f"{path}: the source given as {old.version} is not as released")
+    require_release(read_target, project, new.version)
     taken = (project.root / "patches" / new.directory).exists()
     if taken and not dry_run:
         raise Refused(
             f"patches/{new.directory}: exists already, and is never overwritten",
-            next_step="Remove it, and its overlay, to carry the series anew.",
+            next_step="Remove it, and its overlay, to carry the series anew. If the run that wrote "
+            f"it was interrupted, tools/lock.py --release {new.version} finishes that.",
         )
     names = [patch.name for patch in series.patches]
     if unknown := sorted(set(ask) - {name[:4] for name in names}):
@@ -128,11 +132,22 @@ def carry(
         )
     if job.stopped or dry_run:
         return outcome
-    if not outcome.patches:
+    if not outcome.patches and not outcome.overlay:
         return outcome
+    if not outcome.patches:
+        raise Refused(
+            f"only the overlay of {old.version} would be left, and a series needs a patch",
+            next_step=f"Look what {new.version} still needs of it, and write the patch.",
+        )
     written = _write(project.root, new.directory, new.version, outcome, read_target)
-    shutil.rmtree(work, ignore_errors=True)
-    linked = tuple(links.link(project.root / "patches"))
+    _clear(work, (step.name for step in outcome.steps))
+    try:
+        linked = tuple(links.link(project.root / "patches"))
+    except OSError as fault:
+        raise EnvironmentFault(
+            f"patches/{new.directory}: is written, but equal patches cannot be linked: {fault}",
+            next_step=f"tools/lock.py --release {new.version} makes the links.",
+        ) from fault
     return Outcome(outcome.steps, outcome.patches, outcome.overlay, None, written, linked)
 
 
@@ -239,8 +254,10 @@ class _Job:
             self._done(patch.name, evidence, dropped=True)
             return
         self._done(patch.name, [], dropped=False)
-        end = patch.content.index(b"\n---\n") + len(b"\n---\n")
-        self.patches[patch.name] = patch.content[:end] + self.git.diff(ours, result)
+        message, line, _ = patch.content.partition(b"\ndiff --git ")[0].partition(b"\n---\n")
+        if not line:
+            raise Refused(f"{patch.name}: has no line '---' between its message and its diff")
+        self.patches[patch.name] = message + line + self.git.diff(ours, result)
 
     def _now(self, state: Files, read: Read, path: str) -> bytes | None:
         return state[path] if path in state else read(path)
@@ -332,8 +349,11 @@ class _Job:
     ) -> Files:
         try:
             recorded = json.loads((folder / INPUTS).read_bytes())
-        except (OSError, ValueError) as fault:
-            raise IntegrityFault(f"{folder / INPUTS}: cannot be read") from fault
+        except (OSError, ValueError, RecursionError) as fault:
+            raise IntegrityFault(
+                f"{folder / INPUTS}: cannot be read",
+                next_step=f"Move {folder} away and call again, to have it merged anew.",
+            ) from fault
         if recorded != inputs:
             raise Refused(
                 f"{folder}: was made from other contents than those of now",
@@ -359,6 +379,11 @@ class _Job:
                         f"{place}:{number}: still has a conflict marker",
                         next_step="Edit the file until it says what it should, then call again.",
                     )
+            if b"\r\n" in content and not any(b"\r\n" in (side or b"") for side in before):
+                raise Refused(
+                    f"{place}: has CRLF line ends, which none of its sources has",
+                    next_step="Save it with LF, then call again.",
+                )
             if path.endswith(".py") and not _parses(content) and all(map(_parses, before)):
                 raise Refused(f"{place}: is no valid Python")
             result[path] = content
@@ -409,10 +434,15 @@ class _Git:
     def _try(self, *words: str, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
         clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
         nothing = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, "LC_ALL": "C"}
+        nothing["GIT_ATTR_NOSYSTEM"] = "1"
         place = {"GIT_CEILING_DIRECTORIES": str(self.folder.parent)}
         try:
             return subprocess.run(
-                ["git", "-c", "core.quotePath=false", *words],
+                [
+                    *("git", "-c", "core.quotePath=false"),
+                    *("-c", f"core.attributesFile={os.devnull}"),
+                    *words,
+                ],
                 cwd=self.folder,
                 input=data,
                 capture_output=True,
@@ -437,12 +467,18 @@ def _scratch() -> Iterator[_Git]:
 def _write(root: Path, directory: str, version: str, outcome: Outcome, read: Read) -> Series:
     """Put series, lock and overlay in place; the folder of patches comes last, in one piece."""
     place = root / "overlay" / directory
-    if place.exists():
+    # An interrupted run has left the overlay alone.
+    there = place.exists() and _holds(place, outcome.overlay)
+    if place.exists() and not there:
         raise Refused(
             f"{place}: exists already, and is never overwritten",
             next_step="Remove it to carry the series anew.",
         )
-    stage = Path(tempfile.mkdtemp(prefix=".partial-", dir=root / "patches"))
+    try:
+        (root / "build").mkdir(exist_ok=True)
+        stage = Path(tempfile.mkdtemp(prefix=".partial-", dir=root / "build"))
+    except OSError as fault:
+        raise EnvironmentFault(f"{root}: cannot be written: {fault.strerror or fault}") from fault
     try:
         patches = stage / "patches" / directory
         patches.mkdir(parents=True)
@@ -455,20 +491,47 @@ def _write(root: Path, directory: str, version: str, outcome: Outcome, read: Rea
         # Reads back what was written, and applies it without fuzz.
         series = load_series(stage, directory, version)
         _store(patches / NAME, compute_lock(series, read).dump().encode())
-        if outcome.overlay:
+        made = bool(outcome.overlay) and not there
+        if made:
             place.parent.mkdir(exist_ok=True)
-            (stage / "overlay" / directory).rename(place)
+            for older in links.folders(place.parent):
+                if older.is_symlink() or links.age(older.name) > links.age(directory):
+                    continue
+                if _holds(older, outcome.overlay):
+                    place.symlink_to(older.name)
+                    break
+            else:
+                (stage / "overlay" / directory).rename(place)
         try:
             patches.rename(root / "patches" / directory)
-        except OSError:
-            if outcome.overlay:
-                shutil.rmtree(place)
+        except BaseException:
+            if made:
+                place.unlink() if place.is_symlink() else shutil.rmtree(place)
             raise
     except OSError as fault:
         raise EnvironmentFault(f"{root}: cannot be written: {fault.strerror or fault}") from fault
     finally:
         shutil.rmtree(stage, ignore_errors=True)
     return series
+
+
+def _holds(folder: Path, files: Iterable[OverlayFile]) -> bool:
+    """Whether ``folder`` has just these files."""
+    found = {path for path in folder.rglob("*") if not path.is_dir()}
+    return found == {folder / item.path for item in files} and all(
+        (folder / item.path).read_bytes() == item.content for item in files
+    )
+
+
+def _clear(work: Path, names: Iterable[str]) -> None:
+    """Remove what conflicts have left in ``work``; whatever else is in it stays."""
+    folders = [work / name for name in names] + list(work.glob(".partial-*"))
+    ours = [folder for folder in folders if (folder / INPUTS).is_file()]
+    for folder in ours:
+        shutil.rmtree(folder, ignore_errors=True)
+    if ours:
+        with suppress(OSError):  # not empty
+            work.rmdir()
 
 
 def _store(path: Path, content: bytes) -> None:

@@ -58,7 +58,7 @@ class Fault(Strict, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         try:
             re.compile(self.pattern)
-        except re.error as fault:
+        except (re.error, OverflowError) as fault:
             raise ValueError(f"pattern: not a regular expression: {fault}") from fault
         if (self.probe is None) == (self.established is None):
             raise ValueError("either a probe or by what it was established")

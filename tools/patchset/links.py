@@ -59,7 +59,7 @@ def equal(patches: Path) -> dict[Path, Path | None]:
     as the oldest release's is, but is a link.
     """
     holders: dict[tuple[str, bytes], list[Path]] = defaultdict(list)
-    for folder in _folders(patches):
+    for folder in folders(patches):
         for path in sorted(folder.glob("*.patch")):
             if path.is_file():
                 holders[path.name, path.read_bytes()].append(path)
@@ -90,10 +90,15 @@ def link(patches: Path) -> list[str]:
     return sorted(f"{path.parent.name}/{path.name}" for path, target in wanted.items() if target)
 
 
-def _folders(patches: Path) -> list[Path]:
-    """The folders of releases, oldest first."""
-    found = [item for item in patches.iterdir() if _FOLDER.fullmatch(item.name)]
-    return sorted(found, key=lambda item: [int(part) for part in re.findall(r"\d+", item.name)])
+def folders(place: Path) -> list[Path]:
+    """The releases' folders in ``place``, oldest first."""
+    found = [item for item in place.iterdir() if _FOLDER.fullmatch(item.name)]
+    return sorted(found, key=lambda item: age(item.name))
+
+
+def age(name: str) -> list[int]:
+    """What a release's folder is ordered by."""
+    return [int(part) for part in re.findall(r"\d+", name)]
 
 
 def _text(target: Path) -> str:

@@ -145,6 +145,11 @@ class Releases:
         versions = [one[0] for one in found if len(one) == 1]
         if len(set(versions)) != len(parts) or not parts or re.search(r"^[^#\s]", head, re.M):
             raise IntegrityFault(f'{path}: must be [[release]] tables, each with its own "version"')
+        for version in versions:
+            if not re.fullmatch(r"\d+\.\d+\.\d+(\.post\d+)?", version):
+                raise IntegrityFault(
+                    f"{path}: {version!r} is no version of a release, as 0.16.0 is"
+                )
         self._parts = dict(zip(versions, parts, strict=True))
         self._read: dict[str, Release] = {}
 
@@ -191,7 +196,7 @@ def parse_toml(text: str, kind: type[Model], where: str) -> Model:
     try:
         data: dict[str, Any] = tomllib.loads(text)
         return msgspec.convert(data, kind)
-    except (tomllib.TOMLDecodeError, RecursionError) as fault:
+    except (ValueError, RecursionError) as fault:  # a number of too many digits, too
         raise IntegrityFault(f"{where}: is not valid TOML: {fault}") from fault
     except msgspec.ValidationError as fault:
         raise IntegrityFault(f"{where}: {fault}") from fault

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from patchset.archive import Archive
-from patchset.errors import IntegrityFault, UsageFault
-from patchset.paths import PACKAGE, locate
+from patchset.errors import IntegrityFault, Refused, UsageFault
+from patchset.paths import PACKAGE, VERSION_FILE, locate
+from patchset.project import Project
 from patchset.series import Read
+from patchset.version import MARK, read_version
 
 
 @contextmanager
@@ -29,6 +31,20 @@ def open_source(path: Path, folders: tuple[str, ...] = (PACKAGE,)) -> Iterator[R
         yield _tarball(path, folders).get
     else:
         raise UsageFault(f"{path}: is not a wheel, a .tar.gz or a folder")
+
+
+def require_release(read: Read, project: Project, version: str) -> None:
+    """Raises :class:`Refused` if a source says that it is another pinned release, or patched.
+
+    A checkout need not say what it is.
+    """
+    said = read_version(read(VERSION_FILE)) or version
+    release = said.partition("+")[0]
+    if MARK in said or (release != version and release in project.releases.versions):
+        raise Refused(
+            f"the source given as {version} is vLLM {said}, not {version} as released",
+            next_step="Give its wheel, its source archive or neither, to have it fetched.",
+        )
 
 
 def _read_file(root: Path, name: str) -> bytes | None:
