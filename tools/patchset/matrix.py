@@ -77,11 +77,11 @@ class Matrix:
 
     def cell(self, fault: Fault, version: str) -> Cell:
         """What the facts say."""
+        if not fault.affects(version):
+            return Cell("absent")
         note = fault.note(version)
         if patches := self.cures[version].get(fault.id):
             return Cell("patched", tuple(patches), note)
-        if not fault.affects(version):
-            return Cell("absent")
         return Cell("not cured" if note else "open", (), note)
 
     def stand(self, fault: Fault) -> str:
@@ -191,7 +191,7 @@ def examine(matrix: Matrix, version: str, read: Read) -> Examined:
     try:
         text = compute_lock(series, read).dump()
         path = matrix.project.lock_path(matrix.project.release(version))
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        if not path.is_file() or path.read_bytes() != text.encode():
             raise IntegrityFault("series.lock is stale")
     except (DoesNotApply, Refused, IntegrityFault) as fault:
         return Examined(version, "wrong", found, {}, (*wrong, f"{version}: {fault.message}"))
