@@ -78,20 +78,27 @@ def install() -> None:
         pack = utils.dispatch_cpu_unquantized_gemm
         utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: pack(layer, False)
 
-    if release >= Version("0.30.0"):
-        # The CPU platform turns asynchronous scheduling off, which a drafter needs whose target is
-        # spread over pipeline stages. Then it stays as the release has decided.
-        platform_checks = CpuPlatform.check_and_update_config
+    if release >= Version("0.20.0"):
+        platform: Any = CpuPlatform
+        platform_checks = platform.check_and_update_config
 
         def check_and_update_config(cls: Any, vllm_config: Any) -> None:
-            decided = vllm_config.scheduler_config.async_scheduling
+            parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
+            executor = parallel.distributed_executor_backend
+            asynchronous = scheduler.async_scheduling
             platform_checks(vllm_config)
-            if vllm_config.parallel_config.pipeline_parallel_size > 1:
-                vllm_config.scheduler_config.async_scheduling = decided
+            # Up to 0.22 a single worker gets a process of its own, for the sake of OpenMP's
+            # settings, also where vLLM is told to stay in one, and there its errors stay.
+            if executor == "uni" and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0":
+                parallel.distributed_executor_backend = executor
+            # The CPU platform turns asynchronous scheduling off, which a drafter needs whose target
+            # is spread over pipeline stages. Then it stays as the release has decided.
+            if release >= Version("0.30.0") and parallel.pipeline_parallel_size > 1:
+                scheduler.async_scheduling = asynchronous
 
-        cpu: Any = CpuPlatform
-        cpu.check_and_update_config = classmethod(check_and_update_config)
+        platform.check_and_update_config = classmethod(check_and_update_config)
 
+    if release >= Version("0.30.0"):
         # Its MLA backend verifies drafts as if they were a prompt, and takes the length of what is
         # there from the host, which under asynchronous scheduling still counts rejected drafts.
         from vllm.model_executor.layers.attention import mla_attention
@@ -143,7 +150,7 @@ def install() -> None:
     runner.load_model = GPUModelRunner.load_model
 
     # The GPU runner's load_model reports the memory that the weights took; nobody counts it here.
-    platform: Any = CpuPlatform
+    platform = CpuPlatform
     platform.get_current_memory_usage = classmethod(lambda cls, device=None: 0.0)
 
     if release >= Version("0.20.0"):
