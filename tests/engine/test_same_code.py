@@ -9,13 +9,13 @@ import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from standin.engine import ENGINE_DEFAULTS, engine_environ
 
 from engine.conftest import python_of
-from engine.support import Engine, Setting, tree
+from engine.support import Engine, Setting, good, tree
 from patchset.download import download
 from patchset.project import Project
 from patchset.series import changes
@@ -153,22 +153,19 @@ prepare = spawn.prepare
 
 def with_another_tree(data):
     if data.get("name", "").endswith("-1"):
-        trees = {os.environ["PATCHED_TREE"]: os.environ["STOCK_TREE"]}
+        trees = {os.environ["FIRST_TREE"]: os.environ["SECOND_TREE"]}
         data["sys_path"] = [trees.get(path, path) for path in data["sys_path"]]
+        with open(os.path.join(os.path.dirname(__file__), "second.txt"), "w") as file:
+            print(*data["sys_path"], file=file)
     prepare(data)
 
 spawn.prepare = with_another_tree
 """
 
 
-@pytest.mark.slow
-def test_an_engine_with_one_stock_worker(
-    engine_of: Callable[[Setting], Engine], target: Path, tmp_path: Path
-) -> None:
-    """Every worker with the series: `test_compiled_and_parallel.py`."""
-    setting = Setting("0.32.0", 2, mla=True)
-    engine = engine_of(setting)
-    (tmp_path / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
+def start(first: Engine, second: Path, target: Path, folder: Path) -> tuple[dict[str, Any], str]:
+    """The result and the log of an engine of two workers, of which the other one has `second`."""
+    (folder / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
     job = {
         **ENGINE_DEFAULTS,
         "model": str(target),
@@ -178,29 +175,57 @@ def test_an_engine_with_one_stock_worker(
         "tensor_parallel_size": 2,
         "distributed_executor_backend": "mp",
     }
-    (tmp_path / "job.json").write_text(json.dumps([{"engine": job}]), encoding="utf-8")
+    (folder / "job.json").write_text(json.dumps([{"engine": job}]), encoding="utf-8")
     environ = engine_environ(
-        engine.tree,
+        first.tree,
         {
-            **setting.environ,
+            **first.setting.environ,
             "VLLM_CPU_OMP_THREADS_BIND": "0|1",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-            "PATCHED_TREE": str(engine.tree),
-            "STOCK_TREE": str(tree(setting.release, 0)),
+            "FIRST_TREE": str(first.tree),
+            "SECOND_TREE": str(second),
         },
     )
-    environ["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environ["PYTHONPATH"]])
+    environ["PYTHONPATH"] = os.pathsep.join([str(folder), environ["PYTHONPATH"]])
     done = subprocess.run(
-        [engine.python, "-m", "standin.job", tmp_path / "job.json", tmp_path / "answer.json"],
+        [first.python, "-m", "standin.job", folder / "job.json", folder / "answer.json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env=environ,
-        cwd=tmp_path,
+        cwd=folder,
         timeout=900,
         check=False,
     )
+    result: dict[str, Any]
+    (result,) = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
+    return result, done.stdout
+
+
+SETTING = Setting("0.32.0", 2, mla=True)
+
+
+@pytest.mark.slow
+def test_an_engine_with_one_stock_worker(
+    engine_of: Callable[..., Engine], target: Path, tmp_path: Path
+) -> None:
+    """Every worker with the series: `test_compiled_and_parallel.py`."""
+    result, log = start(engine_of(SETTING), tree(SETTING.release, 0), target, tmp_path)
     told = f"RuntimeError: {START}rank 1 has not told rank 0 on {HOST} (vLLM "
-    assert told in done.stdout, done.stdout[-3000:]
-    answer = json.loads((tmp_path / "answer.json").read_text(encoding="utf-8"))
-    assert "WorkerProc initialization failed" in answer[0]["error"]["message"]
+    assert told in log, log[-3000:]
+    assert "WorkerProc initialization failed" in result["error"]["message"]
+
+
+@pytest.mark.slow
+def test_without_the_patch_such_an_engine_starts_without_a_word(
+    engine_of: Callable[..., Engine], target: Path, tmp_path: Path
+) -> None:
+    """F38: one worker as released, the other with all patches but the one that compares them."""
+    (last,) = Project.here().series(SETTING.release).patches[-1:]
+    assert last.faults == ("F38",)
+    count = len(Project.here().series(SETTING.release).patches)
+    second = tree(SETTING.release, count - 1)
+    result, log = start(engine_of(SETTING, 0), second, target, tmp_path)
+    good(result)
+    assert str(second) in (tmp_path / "second.txt").read_text(), "rank 1 has the other tree"
+    assert "different vLLM" not in log
