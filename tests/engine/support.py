@@ -23,8 +23,9 @@ from patchset.wheel import build_wheel
 RELEASE = "0.16.0"
 UPSTREAM = Path(__file__).parent / "upstream"  # what the release's own tests need on a CPU
 
-# The first release that an environment serves, and the release it was locked for.
-LOCKS = {"0.15.0": "0.16.0", "0.20.0": "0.23.0", "0.27.0": "0.32.0"}
+# The first release that an environment serves, and the release it was locked for. The CPU builds of
+# 0.24 to 0.26 want transformers 5 and the torch of 0.23.0: of them it serves the sources only.
+LOCKS = {"0.15.0": "0.16.0", "0.20.0": "0.23.0", "0.24.0": "0.32.0"}
 
 
 class Setting(NamedTuple):

@@ -307,21 +307,34 @@ def test_never_overwrites(next_world: World, folder: str) -> None:
     assert not list((next_world.root / "patches").glob(".*"))
 
 
+@pytest.mark.parametrize(
+    ("fault", "raised"),
+    [
+        (OSError(28, "No space left on device"), EnvironmentFault),
+        (KeyboardInterrupt("Ctrl-C"), KeyboardInterrupt),
+    ],
+    ids=["full disk", "interrupt"],
+)
 def test_a_failure_to_write_leaves_nothing(
-    next_world: World, monkeypatch: pytest.MonkeyPatch
+    fault: BaseException,
+    raised: type[BaseException],
+    next_world: World,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before, rename = read_tree(next_world.root), Path.rename
 
     def fail(self: Path, target: Path) -> Path:
         if "series" in [item.name for item in self.iterdir()]:
-            raise OSError(28, "No space left on device")
+            raise fault
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(EnvironmentFault, match="No space left"):
+    with pytest.raises(raised, match=r"No space left|Ctrl-C"):
         attempt(next_world)
     assert read_tree(next_world.root) == before
-    assert not (next_world.root / "overlay" / f"v{NEXT}").exists()
+    place = next_world.root / "overlay" / f"v{NEXT}"
+    assert not place.exists()
+    assert not place.is_symlink()
 
 
 def test_what_else_is_in_the_folder_of_conflicts_stays(next_world: World) -> None:
@@ -357,23 +370,6 @@ def test_an_overlay_left_by_an_interrupted_run_is_taken(next_world: World) -> No
     write_tree(place, {**OVERLAY})
     assert attempt(next_world).series is not None
     assert read_tree(place) == OVERLAY
-
-
-def test_an_interrupt_while_writing_leaves_nothing(
-    next_world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, rename = read_tree(next_world.root), Path.rename
-
-    def interrupt(self: Path, target: Path) -> Path:
-        if "series" in [item.name for item in self.iterdir()]:
-            raise KeyboardInterrupt
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        attempt(next_world)
-    assert read_tree(next_world.root) == before
-    assert not (next_world.root / "overlay" / f"v{NEXT}").is_symlink()
 
 
 def test_an_equal_overlay_is_a_link(next_world: World) -> None:

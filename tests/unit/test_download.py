@@ -218,3 +218,11 @@ def test_each_pin_is_read_by_itself(world: World) -> None:
     path.write_text(text + text)
     with pytest.raises(IntegrityFault, match="each with its own"):
         load_releases(path)
+
+
+@pytest.mark.parametrize("version", ["0.33.x", "../../x", "0.33"])
+def test_a_pinned_version_is_that_of_a_release(tmp_path: Path, version: str) -> None:
+    path = tmp_path / "releases.toml"
+    path.write_text(f'[[release]]\nversion = "{version}"\n')
+    with pytest.raises(IntegrityFault, match="is no version of a release"):
+        load_releases(path)

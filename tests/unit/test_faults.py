@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -61,6 +62,14 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str, words: str) -> None:
         load_faults(path)
     with pytest.raises(IntegrityFault, match="is missing"):
         load_faults(tmp_path / "none.toml")
+
+
+def test_a_pattern_of_too_large_a_number_is_named(tmp_path: Path) -> None:
+    path, number = tmp_path / "faults.toml", "9" * 20
+    text = re.sub(r'pattern = ".*"', f'pattern = "a{{{number}}}"', FILE.read_text(), count=1)
+    path.write_text(text)
+    with pytest.raises(IntegrityFault, match="pattern: not a regular expression"):
+        load_faults(path)
 
 
 def test_ids_are_distinct_and_in_order(tmp_path: Path) -> None:

@@ -433,16 +433,18 @@ class _Git:
 
     def _try(self, *words: str, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
         clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-        nothing = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, "LC_ALL": "C"}
-        nothing["GIT_ATTR_NOSYSTEM"] = "1"
+        nothing = {
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_CONFIG_SYSTEM": os.devnull,
+            "GIT_ATTR_NOSYSTEM": "1",
+            "LC_ALL": "C",
+        }
+        # The attributes have a place of their own, with or without a configuration.
+        options = ("-c", "core.quotePath=false", "-c", f"core.attributesFile={os.devnull}")
         place = {"GIT_CEILING_DIRECTORIES": str(self.folder.parent)}
         try:
             return subprocess.run(
-                [
-                    *("git", "-c", "core.quotePath=false"),
-                    *("-c", f"core.attributesFile={os.devnull}"),
-                    *words,
-                ],
+                ["git", *options, *words],
                 cwd=self.folder,
                 input=data,
                 capture_output=True,
@@ -494,12 +496,15 @@ def _write(root: Path, directory: str, version: str, outcome: Outcome, read: Rea
         made = bool(outcome.overlay) and not there
         if made:
             place.parent.mkdir(exist_ok=True)
-            for older in links.folders(place.parent):
-                if older.is_symlink() or links.age(older.name) > links.age(directory):
-                    continue
-                if _holds(older, outcome.overlay):
-                    place.symlink_to(older.name)
-                    break
+            equal = [
+                older.name
+                for older in links.folders(place.parent)
+                if links.age(older.name) < links.age(directory)
+                and not older.is_symlink()
+                and _holds(older, outcome.overlay)
+            ]
+            if equal:
+                place.symlink_to(equal[0])
             else:
                 (stage / "overlay" / directory).rename(place)
         try:
